@@ -66,10 +66,22 @@ static uint64_t answer_ms(void) {
 enum opening {
   OPENED,
   ABSENT,      /* there is no daemon */
+  STARTS,      /* there was one, which has left a claim for the next one */
   UNREACHABLE, /* there is one, and it does not answer */
   AGAIN,       /* it says: later */
   REFUSED      /* it will not, or the settings are wrong */
 };
+
+/* A claim is there only where a daemon was, and stays for the next one. */
+static enum opening why_absent(const char* path, char* message) {
+  char folder[sizeof settings()->socket_path];
+  snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(path, '/') - path), path);
+  if (strstr(folder, "/claims/") == NULL) return ABSENT;
+  if (access(folder, F_OK) == 0) return STARTS;
+  snprintf(message, MESSAGE_BYTES,
+           "the claim of this program, %s, is no more: vramctl claim ls shows the ones that there are", folder);
+  return REFUSED;
+}
 
 static int call(uint32_t what, uint32_t device, uint64_t bytes, struct vrambroker_count_answer* answer) {
   const struct vrambroker_count_request request = {
@@ -95,7 +107,7 @@ static enum opening tell_ledger(uint32_t devices, struct vrambroker_count_answer
       /* The answer to a charge was lost with the connection. */
       if (call(VRAMBROKER_COUNT_UNCHARGE, device, charged - held, answer) != 0) return UNREACHABLE;
       if (answer->code == CODE_OK) charged = held;
-    } else if (charged == 0 && held > 0) {
+    } else if (charged == 0 && (held > 0 || session.state == LOST)) { /* also that it is nothing: others wait to hear */
       if (call(VRAMBROKER_COUNT_HOLD, device, held, answer) != 0) return UNREACHABLE;
       if (says_later(answer)) return AGAIN;
       if (answer->code == CODE_OK) charged = answer->charged_bytes;
@@ -118,7 +130,8 @@ static enum opening begin(char* message) {
     snprintf(message, MESSAGE_BYTES, "cannot reach the daemon at %s (%s): is vrambrokerd running?",
              settings_now->socket_path, strerror(error));
     if (error == EAGAIN) return AGAIN;
-    return error == ENOENT || error == ENOTDIR || error == ECONNREFUSED ? ABSENT : UNREACHABLE;
+    if (error != ENOENT && error != ENOTDIR && error != ECONNREFUSED) return UNREACHABLE;
+    return why_absent(settings_now->socket_path, message);
   }
   struct vrambroker_count_request hello = {.version = VRAMBROKER_COUNT_VERSION,
                                            .call = VRAMBROKER_COUNT_HELLO,
@@ -186,7 +199,7 @@ enum line line_enter(int patient, char* message) {
           message);
       return LINE_UNCOUNTED;
     }
-    const int may_change = result == AGAIN || (session.state == LOST && result != REFUSED);
+    const int may_change = result == AGAIN || result == STARTS || (session.state == LOST && result != REFUSED);
     unlock(&session.line);
     if (!patient || !may_change || now_ms() >= until) return LINE_REFUSED;
     sleep_ms(AGAIN_MS);

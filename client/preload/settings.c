@@ -63,6 +63,7 @@ static void read_limit(struct settings* to, const char* text) {
   double number = 0;
   uint64_t bytes = 0;
   const char* end = text + strspn(text, "0123456789.");
+  end += strspn(end, " ");
   if (read_number(text, sizes, 1, &number, &bytes) != 0) {
     snprintf(to->error, sizeof to->error,
              "VRAMBROKER_LIMIT='%.60s': write a fraction such as 0.5, or a size such as 512MiB or plain bytes", text);

@@ -405,13 +405,13 @@ void CommandLine::AddClaimCommands() {
 void CommandLine::AddRun() {
   CLI::App* const run =
       Add(kChange, "run", "Run a program that knows nothing of the daemon, within a share of the GPU.", [this] {
-        if (program_argument_.empty()) return Run(context_);
-        return absl::InvalidArgumentError(
-            absl::StrCat("'", program_argument_, "' stands before --: vramctl run [OPTIONS] -- PROGRAM [ARGUMENTS]"));
+        if (misplaced_program_.empty()) return Run(context_);
+        return absl::InvalidArgumentError(absl::StrCat(
+            "'", misplaced_program_[0], "' stands before --: vramctl run [OPTIONS] -- PROGRAM [ARGUMENTS]"));
       });
   RunFlags& flags = context_.run;
   // Parse() takes it, and what follows: here it is for the help.
-  run->add_option("PROGRAM", program_argument_, "What to run, with its arguments, after --.")
+  run->add_option("PROGRAM", misplaced_program_, "What to run, with its arguments, after --.")
       ->type_name("-- PROGRAM [ARGUMENTS]");
   run->add_option("--limit", flags.limit,
                   "What its processes may have together on each device: 0.4 (of the capacity) or 8GiB. Default: all.")

@@ -52,7 +52,7 @@ class CommandLine {
   double timeout_seconds_ = 0;
   std::string session_argument_;
   std::string value_argument_;
-  std::string program_argument_;
+  std::vector<std::string> misplaced_program_;
   std::vector<std::string> words_;  // of help
   CLI::AppFormatMode help_mode_ = CLI::AppFormatMode::Normal;
 };

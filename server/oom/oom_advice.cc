@@ -135,6 +135,10 @@ std::string GiveUpForShare(const OomReport& report) {
 }
 
 std::string AdviceOnShareLimit(const OomReport& report) {
+  if (HasNothingOfDevice(report)) {
+    return absl::StrCat("Use a device that it has (vramctl claim show ", report.claim,
+                        "): CUDA_VISIBLE_DEVICES says which ones a program sees.");
+  }
   const Rooms rooms = RoomsOf(report);
   const std::string limit = ShareLimitName(report);
   const std::string raised = report.claim.empty() ? "user_limit raised in the daemon's configuration"

@@ -125,6 +125,7 @@ std::string ExplainFragmentation(const OomReport& report) {
 }
 
 std::string ExplainLimit(const OomReport& report) {
+  if (HasNothingOfDevice(report)) return absl::StrCat("claim ", report.claim, " has nothing of this device");
   if (IsShareLimit(report)) {
     return absl::StrCat(NeedsSegment(report), ", and the ",
                         report.claim.empty() ? "user's sessions together have "
@@ -170,10 +171,14 @@ std::string Explanation(const OomReport& report) {
   return text;
 }
 
+bool HasNothingOfDevice(const OomReport& report) {
+  return !report.claim.empty() && report.share_limit_bytes == 0;
+}
+
 Rooms RoomsOf(const OomReport& report) {
   Rooms rooms{.limit = SaturatingSub(report.limit_bytes, report.reserved_bytes),
               .device = SaturatingSub(report.available_bytes, report.kept_free_bytes)};
-  if (report.share_limit_bytes == 0) return rooms;
+  if (report.share_limit_bytes == 0 && report.claim.empty()) return rooms;
   // What the session is guaranteed is part of what its share has, whether it holds it or not.
   rooms.share = SaturatingSub(report.share_limit_bytes, report.share_used_bytes) + UnusedGuaranteeBytes(report);
   return rooms;

@@ -74,7 +74,7 @@ struct OomReport {
   uint64_t waited_ms = 0;          // that the request waited for memory; 0: it did not
   std::string claim;               // the session's; empty: it is in none, and shares its user's limit
   bool is_in_by_socket = false;    // of the claim, so that an operator has created it
-  uint64_t share_limit_bytes = 0;  // on what the sessions of the claim, or the user, have together; 0: none
+  uint64_t share_limit_bytes = 0;  // on what the sessions of the claim, or the user, have together; 0 of a user: none
   uint64_t share_used_bytes = 0;   // what they have, or are guaranteed
   bool names_others = false;       // what others hold was looked up: holders, unused, detached, left behind
   Holes holes;                     // of the session
@@ -96,6 +96,8 @@ struct Rooms {
   uint64_t least() const { return std::min({limit, share, device}); }
 };
 Rooms RoomsOf(const OomReport& report);
+// The session's claim is of other devices.
+bool HasNothingOfDevice(const OomReport& report);
 // The same for a session that has reserved no more than it has allocated.
 Rooms RoomsWithoutHoles(const OomReport& report);
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -201,7 +202,7 @@ TEST_F(RunTest, WhatALibraryCannotBeLoadedIntoIsSaid) {
 
 TEST_F(RunTest, SignalsReachTheProgram) {
   ASSERT_NO_FATAL_FAILURE(Begin());
-  for (const char* signal : {"INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "WINCH"}) {
+  for (const char* signal : {"INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "WINCH", "ALRM", "XCPU", "40"}) {
     ASSERT_OK_AND_ASSIGN(const auto running, StartShell(absl::StrCat("trap 'echo got; exit 9' ", signal,
                                                                      "; echo ready; while :; do sleep 0.05; done")));
     EXPECT_EQ(running->ReadLine().value_or(""), "ready");
@@ -237,9 +238,27 @@ TEST_F(RunTest, ItStopsAndGoesOnWithTheProgram) {
   EXPECT_TRUE(WaitFor([&] { return state(program) == "T"; }));
   kill(running->pid(), SIGCONT);
   EXPECT_TRUE(WaitFor([&] { return state(program) == "S"; }));
+  // Who stops the program alone continues it alone.
+  int pid = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(program, &pid));
+  kill(pid, SIGSTOP);
+  EXPECT_TRUE(WaitFor([&] { return state(program) == "T"; }));
+  kill(pid, SIGCONT);
   ASSERT_OK(running->WriteLine("this"));
   EXPECT_EQ(running->ReadLine().value_or(""), "got this");
   EXPECT_EQ(running->Wait().value_or(-1), 0);
+}
+
+// So a shell ends its loop after ^C, as without vramctl.
+TEST_F(RunTest, ItEndsByTheSignalThatEndsTheProgram) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  for (const int signal : {SIGINT, SIGKILL, SIGSEGV}) {
+    Arguments command = {"/usr/bin/perl", "-e", "system @ARGV; print $? & 127"};
+    const Arguments run = RunCommand({}, {"/bin/sh", "-c", absl::StrCat("kill -", signal, " $$")});
+    command.insert(command.end(), run.begin(), run.end());
+    EXPECT_EQ(RunProgram(command, environment_.all).out, absl::StrCat(signal));
+  }
+  EXPECT_EQ(Claims(), 0u);
 }
 
 TEST_F(RunTest, AfterAKillTheProgramGoesOnAndItsClaimGoesWithItsLastSession) {
@@ -409,6 +428,8 @@ TEST_F(RunTest, WrongUseIsSaid) {
   const std::string missing = MakeTempDir() + "/missing.so";
   EXPECT_THAT(error({}, 125, {{"VRAMBROKER_PRELOAD", missing}}), HasSubstr("there is no library " + missing));
   EXPECT_THAT(error({"surplus"}, 2), HasSubstr("'surplus' stands before --"));
+  EXPECT_THAT(error({"python", "serve.py"}, 2), HasSubstr("'python' stands before --"));
+  EXPECT_THAT(error({"--name=my server", "--", "true"}, 2), HasSubstr("--name: only letters, digits and "));
   const RunResult nothing = RunProgram({VramctlProgram(), "run", "--socket-dir=" + dir()});
   EXPECT_EQ(nothing.exit_code, 2);
   EXPECT_THAT(nothing.err, HasSubstr("no program given: vramctl run [OPTIONS] -- PROGRAM"));

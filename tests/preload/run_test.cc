@@ -10,7 +10,9 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "tests/preload/preload_fixture.h"
 #include "tests/support/util.h"
 
@@ -104,6 +106,27 @@ TEST_F(PreloadRun, TwoProgramsInOneClaimShareItsLimit) {
   EXPECT_EQ(first.Ask("alloc plain 4M"), "0");
 }
 
+// One that the new daemon has not heard of yet holds most of the claim's limit.
+TEST_F(PreloadRun, ARestartedDaemonGivesNobodyWhatOthersHold) {
+  StartDaemon("64MiB");
+  ASSERT_EQ(RunProgram({VramctlProgram(), "claim", "create", "team", "--limit=40MiB"}, Plain()).exit_code, 0);
+  Program holder = RunScript({"--claim=team"}, "exec " + Probe());
+  Program other = RunScript({"--claim=team"}, "exec " + Probe());
+  EXPECT_EQ(holder.Ask("alloc plain 30M"), "0");
+  EXPECT_EQ(other.Ask("alloc plain 2M"), "0");
+  int pid = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(absl::StripPrefix(holder.Ask("getpid"), "0 "), &pid));
+  kill(pid, SIGSTOP);
+  daemon().Kill();
+  other.Tell("alloc plain 20M");
+  ASSERT_TRUE(daemon().Restart().ok());
+  EXPECT_TRUE(WaitFor([&] { return Ctl({"sessions"})["sessions"].size() == 1; })) << "it has come, and waits";
+  kill(pid, SIGCONT);
+  EXPECT_EQ(other.Hear(), "2");
+  EXPECT_EQ(other.Ask("alloc plain 8M"), "0");
+  EXPECT_EQ(holder.Ask("alloc plain 2M"), "2");
+}
+
 // The daemon counts it still, and gives nothing that it holds to others.
 TEST_F(PreloadRun, AfterAKillOfVramctlTheProgramIsCountedUntilItEnds) {
   StartDaemon("64MiB");
@@ -117,6 +140,46 @@ TEST_F(PreloadRun, AfterAKillOfVramctlTheProgramIsCountedUntilItEnds) {
   const Json session = Ctl({"sessions"})["sessions"][0];
   kill(session["pid"].get<int>(), SIGKILL);
   EXPECT_TRUE(WaitFor([&] { return Ctl({"claim", "ls"})["claims"].empty(); }));
+}
+
+// Its first use of the GPU comes while the daemon is away: that is no way around the limit, and no error.
+TEST_F(PreloadRun, AProgramThatBeginsWhileTheDaemonStartsAgainWaitsForIt) {
+  for (const Arguments& flags : std::vector<Arguments>{{"--limit=8MiB"}, {"--limit=8MiB", "--if-available"}}) {
+    StartDaemon("64MiB");
+    Program program = RunScript(flags, "echo ready; read line; exec " + Probe());
+    EXPECT_EQ(program.Hear(), "ready");
+    daemon().Kill();
+    program.Tell("go");
+    program.Tell("alloc plain 4M");
+    ASSERT_TRUE(daemon().Restart().ok());
+    EXPECT_EQ(program.Hear(), "0") << program.ErrorText();
+    EXPECT_EQ(program.Ask("alloc plain 8M"), "2");
+    EXPECT_EQ(program.ErrorText().find("not counted"), std::string::npos) << program.ErrorText();
+  }
+}
+
+TEST_F(PreloadRun, WhatAProgramLeavesBehindHasNoClaimAnyMoreAndIsToldSo) {
+  StartDaemon("64MiB");
+  Program program = RunScript({"--limit=8MiB", "--if-available"},
+                              absl::StrCat("exec 3<&0; { read line <&3; exec ", Probe(), " <&3; } & exit 0"));
+  EXPECT_EQ(program.process().Wait().value_or(-1), 0);
+  EXPECT_TRUE(WaitFor([&] { return Ctl({"claim", "ls"})["claims"].empty(); }));
+  program.Tell("go");
+  EXPECT_EQ(program.Ask("alloc plain 4M"), "2");
+  EXPECT_THAT(program.ErrorText(), HasSubstr("is no more: vramctl claim ls shows"));
+}
+
+TEST_F(PreloadRun, ItUsesTheDevicesOfItsClaim) {
+  StartDaemon("64MiB");
+  for (const char* device : {"--device=0", "--device=1"}) {
+    Program program = RunScript({device, "--limit=24MiB"}, "exec " + Probe());
+    EXPECT_EQ(program.Ask("info"), Info(24, 24)) << device;
+  }
+  // Who chooses others is refused, and told why.
+  Program other = RunScript({"--device=0", "--limit=24MiB"}, "CUDA_VISIBLE_DEVICES=0 exec " + Probe());
+  EXPECT_EQ(other.Ask("alloc plain 4M"), "2");
+  EXPECT_THAT(other.ErrorText(), HasSubstr("has nothing of this device"));
+  EXPECT_THAT(other.ErrorText(), HasSubstr("Use a device that it has (vramctl claim show "));
 }
 
 TEST_F(PreloadRun, WithoutADaemonItRunsIfThatIsWanted) {

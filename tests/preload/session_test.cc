@@ -52,8 +52,10 @@ TEST_F(PreloadSession, AWrongSettingIsSaid) {
 
 TEST_F(PreloadSession, AFractionIsOfTheCapacity) {
   StartDaemon("64MiB");
-  Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", "0.25"}});
-  EXPECT_EQ(program.Ask("info"), Info(16, 16));
+  for (const char* limit : {"0.25", "0.25 "}) {
+    Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", limit}});
+    EXPECT_EQ(program.Ask("info"), Info(16, 16));
+  }
 }
 
 // --- Several processes ---

@@ -13,6 +13,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "allocator/base/names.h"
 #include "allocator/wire/admin_json.h"
 #include "client/vramctl/commands/commands.h"
 #include "client/vramctl/daemon/daemon_calls.h"
@@ -56,7 +58,7 @@ class Variables {
 };
 
 absl::Status CheckFlags(const RunFlags& flags) {
-  const auto wrong = [](const char* flag, const char* why) {
+  const auto wrong = [](const char* flag, absl::string_view why) {
     return absl::InvalidArgumentError(absl::StrCat(flag, ": ", why));
   };
   if (flags.program.empty()) {
@@ -78,6 +80,9 @@ absl::Status CheckFlags(const RunFlags& flags) {
   if (status.ok()) status = SetLimitOf("--guarantee", flags.guarantee, [&] { return terms.mutable_guarantee(); });
   if (status.ok()) status = SetDevices(flags.devices, &terms);
   if (status.ok() && !flags.wait.empty()) status = ParseWait("--wait", flags.wait).status();
+  if (status.ok()) {
+    if (const absl::Status name = CheckName(flags.name); !name.ok()) return wrong("--name", name.message());
+  }
   return status;
 }
 
@@ -108,23 +113,48 @@ absl::StatusOr<v1::Claim> JoinClaim(Daemon& daemon, const std::string& name) {
                                                     " puts sessions into it; --per-process does without"));
 }
 
-// The claim that the program's processes are in; without a name: none.
-absl::StatusOr<v1::Claim> ClaimFor(const Context& context, bool* has_daemon) {
+// The GPUs of the claim, by UUID, for a program that would otherwise use the first one of all. Empty where the claim
+// has every device, or its devices are no GPUs.
+absl::StatusOr<std::string> VisibleDevices(Daemon& daemon, const v1::Claim& claim) {
+  if (claim.terms().devices().empty()) return "";
+  v1::GetDevicesResponse all;
+  const absl::Status status = Call(daemon, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &all);
+  if (!status.ok()) return status;
+  std::vector<std::string> uuids;
+  for (const uint32_t ordinal : claim.terms().devices()) {
+    for (const v1::Device& device : all.devices()) {
+      if (device.ordinal() == ordinal && device.kind() == v1::DEVICE_KIND_CUDA) uuids.push_back(device.uuid());
+    }
+  }
+  return absl::StrJoin(uuids, ",");
+}
+
+// What the program's processes run in.
+struct Surroundings {
+  bool has_daemon = false;
+  v1::Claim claim;  // without a name: none
+  std::string visible_devices;
+};
+
+absl::StatusOr<Surroundings> SurroundingsFor(const Context& context) {
   const RunFlags& flags = context.run;
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
-  *has_daemon = daemon.ok();
   if (!daemon.ok()) {
     if (!absl::IsUnavailable(daemon.status())) return daemon.status();
     if (flags.if_available) {
       std::fprintf(stderr, "vramctl: %s; the program runs without it, and nothing bounds or counts its memory\n",
                    std::string(daemon.status().message()).c_str());
-      return v1::Claim();
+      return Surroundings();
     }
     return absl::UnavailableError(
         absl::StrCat(daemon.status().message(), "; --if-available runs the program without it"));
   }
-  if (flags.per_process) return v1::Claim();
-  return flags.claim.empty() ? MakeClaim(*daemon, flags) : JoinClaim(*daemon, flags.claim);
+  if (flags.per_process) return Surroundings{.has_daemon = true};
+  absl::StatusOr<v1::Claim> claim = flags.claim.empty() ? MakeClaim(*daemon, flags) : JoinClaim(*daemon, flags.claim);
+  if (!claim.ok()) return claim.status();
+  absl::StatusOr<std::string> visible = VisibleDevices(*daemon, *claim);
+  if (!visible.ok()) return visible.status();
+  return Surroundings{.has_daemon = true, .claim = *std::move(claim), .visible_devices = *std::move(visible)};
 }
 
 void Report(const Context& context, const v1::Claim& claim, int exit_code) {
@@ -167,13 +197,13 @@ absl::Status RunProgram(const Context& context) {
     std::fprintf(stderr, "vramctl: %s %s: the library cannot be loaded into it, so its memory is not counted\n",
                  path->c_str(), why.c_str());
   }
-  bool has_daemon = false;
-  const absl::StatusOr<v1::Claim> claim = ClaimFor(context, &has_daemon);
-  if (!claim.ok()) return claim.status();
-  const bool is_made = !claim->name().empty() && flags.claim.empty();
+  const absl::StatusOr<Surroundings> surroundings = SurroundingsFor(context);
+  if (!surroundings.ok()) return surroundings.status();
+  const v1::Claim& claim = surroundings->claim;
+  const bool is_made = !claim.name().empty() && flags.claim.empty();
 
   Variables variables;
-  variables.Set("VRAMBROKER_SOCKET_DIR", claim->name().empty() ? context.socket_dir : claim->socket_dir());
+  variables.Set("VRAMBROKER_SOCKET_DIR", claim.name().empty() ? context.socket_dir : claim.socket_dir());
   if (!flags.limit.empty() && is_made) {
     variables.Remove("VRAMBROKER_LIMIT");  // the claim has it
   } else if (!flags.limit.empty()) {
@@ -184,19 +214,24 @@ absl::Status RunProgram(const Context& context) {
   }
   if (!flags.name.empty()) variables.Set("VRAMBROKER_NAME", flags.name);
   if (!flags.managed.empty()) variables.Set("VRAMBROKER_MANAGED", flags.managed);
-  if (flags.if_available) variables.Set("VRAMBROKER_IF_AVAILABLE", "1");
+  // With one the program is held: also while that starts again.
+  if (flags.if_available && !surroundings->has_daemon) variables.Set("VRAMBROKER_IF_AVAILABLE", "1");
+  if (!surroundings->visible_devices.empty() && std::getenv("CUDA_VISIBLE_DEVICES") == nullptr) {
+    variables.Set("CUDA_VISIBLE_DEVICES", surroundings->visible_devices);
+  }
   const char* const preloaded = std::getenv("LD_PRELOAD");
   variables.Set("LD_PRELOAD", LdPreloadWith(*library, preloaded == nullptr ? "" : preloaded));
 
-  const absl::StatusOr<int> code = RunChildProgram(*path, flags.program, variables.all());
-  if (!claim->name().empty()) {
-    EndClaim(context, *claim, code.value_or(kNotExecutable));
+  const absl::StatusOr<ProgramEnd> end = RunChildProgram(*path, flags.program, variables.all());
+  if (!claim.name().empty()) {
+    EndClaim(context, claim, end.ok() ? end->exit_code : kNotExecutable);
   } else if (flags.report) {
     std::fprintf(stderr, "vramctl: no report: the program ran without the daemon\n");
   }
-  if (absl::IsFailedPrecondition(code.status())) return WithExitCode(code.status(), kNotExecutable);
-  if (!code.ok()) return code.status();
-  return *code == 0 ? absl::OkStatus() : WithExitCode(absl::CancelledError(), *code);
+  if (absl::IsFailedPrecondition(end.status())) return WithExitCode(end.status(), kNotExecutable);
+  if (!end.ok()) return end.status();
+  if (end->signal != 0) EndBySignal(end->signal);
+  return end->exit_code == 0 ? absl::OkStatus() : WithExitCode(absl::CancelledError(), end->exit_code);
 }
 
 }  // namespace

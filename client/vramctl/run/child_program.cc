@@ -4,10 +4,10 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -19,8 +19,14 @@
 namespace vrambroker::vramctl {
 namespace {
 
-// The program gets these when this process does.
-constexpr std::array kPassedOn = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP};
+// The program gets these when this process does. Not here: what cannot be caught, what this process may have caused
+// itself (SIGPIPE, SIGSEGV and the like), and SIGTTIN and SIGTTOU, which the terminal sends to both.
+std::vector<int> PassedOn() {
+  std::vector<int> signals = {SIGINT,  SIGTERM, SIGHUP,    SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP,
+                              SIGALRM, SIGABRT, SIGVTALRM, SIGPROF, SIGXCPU, SIGURG,  SIGIO,    SIGPWR};
+  for (int signal = SIGRTMIN; signal <= SIGRTMAX; ++signal) signals.push_back(signal);
+  return signals;
+}
 
 struct Event {
   int signal;
@@ -50,7 +56,7 @@ class Signals {
  public:
   Signals() {
     const struct sigaction handler = Handler();
-    for (const int signal : kPassedOn) {
+    for (const int signal : PassedOn()) {
       struct sigaction before = {};
       sigaction(signal, nullptr, &before);
       if (before.sa_handler == SIG_IGN) continue;  // as nohup does: the program ignores it, too
@@ -95,17 +101,20 @@ void StopAsWell() {
 }
 
 // What has happened to the program by now; nullopt: it has not ended.
-std::optional<int> LookAt(pid_t child) {
+std::optional<ProgramEnd> LookAt(pid_t child) {
   for (;;) {
     siginfo_t info = {};
     if (waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WSTOPPED | WNOHANG) != 0) {
       if (errno == EINTR) continue;
-      return 0;  // nobody else waits for it: it is not to be
+      return ProgramEnd{};  // nobody else waits for it: it is not to be
     }
     if (info.si_pid == 0) return std::nullopt;
-    if (info.si_code == CLD_EXITED) return info.si_status;
-    if (info.si_code == CLD_KILLED || info.si_code == CLD_DUMPED) return 128 + info.si_status;
-    StopAsWell();
+    if (info.si_code == CLD_EXITED) return ProgramEnd{.exit_code = info.si_status};
+    if (info.si_code == CLD_KILLED || info.si_code == CLD_DUMPED) {
+      return ProgramEnd{.exit_code = 128 + info.si_status, .signal = info.si_status};
+    }
+    // Who sends SIGSTOP means the program alone, and continues it alone.
+    if (info.si_status != SIGSTOP) StopAsWell();
   }
 }
 
@@ -116,8 +125,8 @@ bool HasReachedChild(const Event& event, pid_t child) {
 
 }  // namespace
 
-absl::StatusOr<int> RunChildProgram(const std::string& path, const std::vector<std::string>& arguments,
-                                    const std::vector<std::string>& environment) {
+absl::StatusOr<ProgramEnd> RunChildProgram(const std::string& path, const std::vector<std::string>& arguments,
+                                           const std::vector<std::string>& environment) {
   const std::vector<char*> argv = Pointers(arguments);
   const std::vector<char*> envp = Pointers(environment);
   // A file without #! is a script of the shell's, as for execvp().
@@ -165,8 +174,8 @@ absl::StatusOr<int> RunChildProgram(const std::string& path, const std::vector<s
     (void)waitpid(child, nullptr, 0);
     return absl::FailedPreconditionError(absl::StrCat(path, ": ", std::strerror(error)));
   }
-  for (std::optional<int> code = LookAt(child);; code = LookAt(child)) {
-    if (code.has_value()) return *code;
+  for (std::optional<ProgramEnd> end = LookAt(child);; end = LookAt(child)) {
+    if (end.has_value()) return *end;
     Event event = {};
     pollfd readable = {.fd = event_end.get(), .events = POLLIN, .revents = 0};
     // Not read(): ThreadSanitizer runs no handler in it.
@@ -175,6 +184,19 @@ absl::StatusOr<int> RunChildProgram(const std::string& path, const std::vector<s
     got = read(event_end.get(), &event, sizeof event);
     if (got == sizeof event && event.signal != SIGCHLD && !HasReachedChild(event, child)) kill(child, event.signal);
   }
+}
+
+void EndBySignal(int signal) {
+  const rlimit no_core = {};  // the program has left one, if there is to be one
+  setrlimit(RLIMIT_CORE, &no_core);
+  struct sigaction action = {};
+  action.sa_handler = SIG_DFL;
+  sigaction(signal, &action, nullptr);
+  sigset_t only;
+  sigemptyset(&only);
+  sigaddset(&only, signal);
+  pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
+  kill(getpid(), signal);
 }
 
 }  // namespace vrambroker::vramctl

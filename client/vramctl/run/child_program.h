@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Another program in this one's place, as far as its caller can tell: with the same standard streams, in the same
-// process group, and with the signals that this process gets.
+// process group, with the signals that this process gets, and with the same end.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_RUN_CHILD_PROGRAM_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_RUN_CHILD_PROGRAM_H_
 
@@ -12,10 +12,19 @@
 
 namespace vrambroker::vramctl {
 
-// Runs it until it ends. Its exit code, or 128 and the signal that ended it. FailedPrecondition: it cannot be executed.
-// Afterwards signals that would end this process are ignored: it ends soon.
-absl::StatusOr<int> RunChildProgram(const std::string& path, const std::vector<std::string>& arguments,
-                                    const std::vector<std::string>& environment);
+struct ProgramEnd {
+  int exit_code = 0;  // as shells have it: 128 and the signal, if one has ended it
+  int signal = 0;     // 0: none
+};
+
+// Runs it until it ends. FailedPrecondition: it cannot be executed. Afterwards signals that would end this process are
+// ignored: it ends soon.
+absl::StatusOr<ProgramEnd> RunChildProgram(const std::string& path, const std::vector<std::string>& arguments,
+                                           const std::vector<std::string>& environment);
+
+// Ends this process by the signal. A shell whose program ends by SIGINT ends its loop, and does not for an exit code.
+// Returns where the kernel ends no process by it, as that with number 1 of a container.
+void EndBySignal(int signal);
 
 }  // namespace vrambroker::vramctl
 
