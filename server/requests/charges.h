@@ -35,7 +35,8 @@ class Charges {
               const RequestOptions& options = {});
   // Errors as CountedSession::Uncharge().
   absl::Status Uncharge(const SessionPtr& session, uint64_t device, uint64_t bytes);
-  // What the client has from before this run of the daemon, also nothing. `resumes` and errors as CountedSession::Declare().
+  // What the client has from before this run of the daemon, also nothing. `resumes` and errors as
+  // CountedSession::Declare().
   absl::Status Declare(const SessionPtr& session, uint64_t device, uint64_t bytes, uint64_t resumes);
 
   // What programs size themselves by: independent of what others hold. All in bytes.
