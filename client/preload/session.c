@@ -285,5 +285,6 @@ static void* keep(void* nothing) {
 
 void session_keep(void) {
   if (__atomic_exchange_n(&session.has_keeper, 1, __ATOMIC_RELAXED)) return;
-  start_thread(keep);
+  /* Without room for a thread: with the next charge. */
+  if (start_thread(keep) != 0) __atomic_store_n(&session.has_keeper, 0, __ATOMIC_RELAXED);
 }

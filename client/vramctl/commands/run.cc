@@ -118,7 +118,7 @@ absl::StatusOr<v1::Claim> JoinClaim(Daemon& daemon, const std::string& name) {
 absl::StatusOr<std::string> VisibleDevices(Daemon& daemon, const v1::Claim& claim) {
   if (claim.terms().devices().empty()) return "";
   v1::GetDevicesResponse all;
-  const absl::Status status = Call(daemon, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &all);
+  absl::Status status = Call(daemon, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &all);
   if (!status.ok()) return status;
   std::vector<std::string> uuids;
   for (const uint32_t ordinal : claim.terms().devices()) {
