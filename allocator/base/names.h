@@ -10,7 +10,8 @@
 namespace vrambroker {
 
 bool IsNameCharacter(char c);
-absl::Status CheckName(absl::string_view name);  // InvalidArgument; may be empty
+// InvalidArgument. An empty name is well.
+absl::Status CheckName(absl::string_view name);
 
 }  // namespace vrambroker
 

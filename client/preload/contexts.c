@@ -10,7 +10,9 @@
 #include "client/preload/driver.h"
 #include "client/preload/grant.h"
 #include "client/preload/graphs.h"
+#include "client/preload/ledger.h"
 #include "client/preload/pools.h"
+#include "client/preload/session.h"
 
 cu_device current_device(cu_context* context) {
   const struct driver* driver = real_driver();
@@ -19,10 +21,13 @@ cu_device current_device(cu_context* context) {
   return driver->cuCtxGetDevice != NULL && driver->cuCtxGetDevice(&device) == CU_OK ? device : -1;
 }
 
-/* No context fails for want of a daemon: what is allocated does, and says so. */
+static int have_begun;
+
+/* No context fails for want of a daemon: what is allocated does, and says so. So it is tried once. */
 static int begun(cu_device device, int error) {
   struct account* account;
-  if (error == CU_OK) account_of(device, 1, &account);
+  if (error != CU_OK || __atomic_exchange_n(&have_begun, 1, __ATOMIC_RELAXED)) return error;
+  if (account_of(device, 1, &account) == CU_OK && account != NULL) session_keep();
   return error;
 }
 
@@ -128,4 +133,8 @@ int cuDevicePrimaryCtxRelease(cu_device device) {
 int cuDevicePrimaryCtxRelease_v2(cu_device device) {
   REAL(cuDevicePrimaryCtxRelease_v2);
   return release(driver->cuDevicePrimaryCtxRelease_v2, device);
+}
+
+void contexts_forget_all(void) {
+  have_begun = 0;
 }

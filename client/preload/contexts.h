@@ -7,4 +7,6 @@
 /* The device of the calling thread's context, and where `context` is not NULL, the context. -1: the thread has none. */
 cu_device current_device(cu_context* context);
 
+void contexts_forget_all(void);
+
 #endif /* VRAMBROKER_CLIENT_PRELOAD_CONTEXTS_H_ */

@@ -16,7 +16,7 @@ static void adjust(cu_device device, uint64_t* left, uint64_t* total) {
   struct account* account;
   uint64_t limit;
   uint64_t free_bytes;
-  if (account_of(device, 1, &account) != CU_OK) {
+  if (account_of(device, 0, &account) != CU_OK) {
     *left = 0;
   } else if (account != NULL && ledger_figures(account, &limit, &free_bytes) == 0) {
     *total = least(limit, *total);

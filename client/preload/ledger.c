@@ -452,6 +452,7 @@ void ledger_forget(void) {
   memset(by_device, 0, sizeof by_device);
   account_count = 0;
   generation = 0;
+  contexts_forget_all();
   grant_forget_all();
   arrays_forget_all();
   handles_forget_all();

@@ -72,12 +72,19 @@ enum opening {
   REFUSED      /* it will not, or the settings are wrong */
 };
 
-/* A claim is there only where a daemon was, and stays for the next one. */
+/* A claim's directory is there only where a daemon was, and stays for the next one. */
 static enum opening why_absent(const char* path, char* message) {
   char folder[sizeof settings()->socket_path];
+  char daemons[sizeof folder + sizeof VRAMBROKER_COUNT_SOCKET];
   snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(path, '/') - path), path);
-  if (strstr(folder, "/claims/") == NULL) return ABSENT;
+  const char* const claims = strstr(folder, "/claims/");
+  if (claims == NULL) return ABSENT;
   if (access(folder, F_OK) == 0) return STARTS;
+  struct connection connection;
+  snprintf(daemons, sizeof daemons, "%.*s/%s", (int)(claims - folder), folder, VRAMBROKER_COUNT_SOCKET);
+  const int error = connection_open(&connection, daemons);
+  connection_close(&connection);
+  if (error == ENOENT || error == ENOTDIR || error == ECONNREFUSED) return ABSENT;
   snprintf(message, MESSAGE_BYTES,
            "the claim of this program, %s, is no more: vramctl claim ls shows the ones that there are", folder);
   return REFUSED;
@@ -272,19 +279,17 @@ static void* keep(void* nothing) {
       lost();
       say("the daemon has gone: what this program holds stays, and new GPU memory waits for it");
     }
-    const int is_broken = session.state == LOST && begin_session(message) != OPENED;
+    const int is_broken = session.state == LOST && begin_session(message) != OPENED; /* again when poll() returns */
     unlock(&session.line);
-    if (is_broken) {
-      sleep_ms(LOOK_MS);
-    } else {
-      ledger_tidy();
-    }
+    if (!is_broken) ledger_tidy();
   }
   return nothing;
 }
 
 void session_keep(void) {
   if (__atomic_exchange_n(&session.has_keeper, 1, __ATOMIC_RELAXED)) return;
+  const struct calm calm = calm_begin();
   /* Without room for a thread: with the next charge. */
   if (start_thread(keep) != 0) __atomic_store_n(&session.has_keeper, 0, __ATOMIC_RELAXED);
+  calm_end(calm);
 }

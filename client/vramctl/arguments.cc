@@ -419,7 +419,10 @@ void CommandLine::AddRun() {
   run->add_option("--guarantee", flags.guarantee,
                   "How much of each device to keep free for them: 0.25 (of the capacity) or 8GiB. For operators.")
       ->type_name("GUARANTEE");
-  run->add_option("--device", flags.devices, "A device that they may use; may be given several times. Default: all.")
+  run->add_option(
+         "--device", flags.devices,
+         "A device that they may use, and see (CUDA_VISIBLE_DEVICES, unless that is set); may be given several "
+         "times. Default: all.")
       ->type_name("N")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   run->add_option("--wait", flags.wait,
@@ -450,7 +453,7 @@ void CommandLine::AddRun() {
       "fence: see UNMODIFIED.md.\n"
       "\n"
       "Exit status:\n"
-      "  that of the program; 128 and the signal that ended it\n"
+      "  that of the program; the signal that ended it ends vramctl, too\n"
       "  2                     Wrong use.\n"
       "  125                   Refused or failed; the program was not run.\n"
       "  126, 127              The program cannot be executed, was not found.\n"

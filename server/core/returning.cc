@@ -25,18 +25,30 @@ void Returning::HasSaid(pid_t process, uint64_t device) {
 
 bool Returning::AreAwaited(uint64_t device, pid_t asking, SteadyTime now) {
   if (!has_any_) return false;
+  if (IsTimeToLook(now)) Look();
+  MutexLock lock(mu_);
+  if (now >= until_) processes_.clear();
+  has_any_ = !processes_.empty();
+  return std::any_of(processes_.begin(), processes_.end(), [device, asking](const auto& process) {
+    return process.first.pid != asking && !process.second.contains(device);
+  });
+}
+
+bool Returning::IsTimeToLook(SteadyTime now) {
+  MutexLock lock(mu_);
+  if (now < next_look_) return false;
+  next_look_ = now + kBetweenLooks;
+  return true;
+}
+
+void Returning::Look() {
   absl::flat_hash_set<pid_t> have_said;
   for (const SessionPtr& session : sessions_.GetAll()) {
     if (session->counted() == nullptr) have_said.insert(session->caller().pid);
   }
   MutexLock lock(mu_);
-  if (now >= until_) processes_.clear();
   absl::erase_if(processes_, [&have_said](const auto& process) {
     return have_said.contains(process.first.pid) || StartOf(process.first.pid) != process.first.started;
-  });
-  has_any_ = !processes_.empty();
-  return std::any_of(processes_.begin(), processes_.end(), [device, asking](const auto& process) {
-    return process.first.pid != asking && !process.second.contains(device);
   });
 }
 

@@ -28,6 +28,8 @@ class Returning {
   // The library looks for a daemon every second. A process that is stopped, or that has closed its session long ago,
   // does not come: then the others go on without it.
   static constexpr std::chrono::seconds kMost{10};
+  // How often it looks who has ended: many ask again and again.
+  static constexpr std::chrono::milliseconds kBetweenLooks{100};
 
   // Outlives it.
   explicit Returning(const SessionRegistry* sessions) : sessions_(*sessions) {}
@@ -41,10 +43,15 @@ class Returning {
   bool AreAwaited(uint64_t device, pid_t asking, SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // Leaves out those that have ended, and those with a session that is not counted.
+  void Look() ABSL_LOCKS_EXCLUDED(mu_);
+  bool IsTimeToLook(SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
+
   const SessionRegistry& sessions_;
   std::atomic<bool> has_any_{false};
   Mutex mu_;
   SteadyTime until_ ABSL_GUARDED_BY(mu_);
+  SteadyTime next_look_ ABSL_GUARDED_BY(mu_);
   // The devices that each has spoken of.
   absl::btree_map<ProcessId, absl::flat_hash_set<uint64_t>> processes_ ABSL_GUARDED_BY(mu_);
 };

@@ -236,17 +236,20 @@ void CountCalls::Make(const SessionPtr& session, const CountRequest& request, co
   const pid_t process = session->caller().pid;
   const bool asks = request.call == VRAMBROKER_COUNT_CHARGE || request.call == VRAMBROKER_COUNT_WAIT;
   if (asks && returning_.AreAwaited(request.device, process, std::chrono::steady_clock::now())) {
-    answer.Give(absl::UnavailableError(
-        "the daemon has just started, and waits until the programs that it counted before have said what they hold; "
-        "try again a little later"));
+    answer.Give(
+        absl::UnavailableError("the daemon has just started, and waits until the programs that were in claims before "
+                               "have said what they hold; "
+                               "try again a little later"));
     return;
   }
   constexpr uint64_t kMostMilliseconds = std::chrono::milliseconds(kMaxWait).count();
   switch (request.call) {
-    case VRAMBROKER_COUNT_HOLD:
-      answer.Give(broker_.charges().Declare(session, request.device, request.bytes, origin.resumes));
-      returning_.HasSaid(process, request.device);
+    case VRAMBROKER_COUNT_HOLD: {
+      const absl::Status held = broker_.charges().Declare(session, request.device, request.bytes, origin.resumes);
+      if (held.ok()) returning_.HasSaid(process, request.device);
+      answer.Give(held);
       return;
+    }
     case VRAMBROKER_COUNT_CHARGE:
       return Charge(session, request, {.resumes = origin.resumes}, answer);
     case VRAMBROKER_COUNT_WAIT:

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "tests/preload/preload_fixture.h"
+#include "tests/support/thread_state.h"
 #include "tests/support/util.h"
 
 namespace vrambroker::testing_support {
@@ -149,8 +150,10 @@ TEST_F(PreloadRun, AProgramThatBeginsWhileTheDaemonStartsAgainWaitsForIt) {
     Program program = RunScript(flags, "echo ready; read line; exec " + Probe());
     EXPECT_EQ(program.Hear(), "ready");
     daemon().Kill();
-    program.Tell("go");
-    program.Tell("alloc plain 4M");
+    program.Tell("go\ngetpid\nalloc plain 4M");
+    const std::string pid(absl::StripPrefix(program.Hear(), "0 "));
+    // It allocates next. Then it waits for the daemon, or for what it is told next.
+    EXPECT_TRUE(WaitFor([&] { return StateOfThread(pid, pid) == 'S'; }));
     ASSERT_TRUE(daemon().Restart().ok());
     EXPECT_EQ(program.Hear(), "0") << program.ErrorText();
     EXPECT_EQ(program.Ask("alloc plain 8M"), "2");
@@ -175,7 +178,7 @@ TEST_F(PreloadRun, ItUsesTheDevicesOfItsClaim) {
     Program program = RunScript({device, "--limit=24MiB"}, "exec " + Probe());
     EXPECT_EQ(program.Ask("info"), Info(24, 24)) << device;
   }
-  // Who chooses others is refused, and told why.
+  // Who chooses others is refused, and told why: the daemon's device 0 is the program's second one.
   Program other = RunScript({"--device=0", "--limit=24MiB"}, "CUDA_VISIBLE_DEVICES=0 exec " + Probe());
   EXPECT_EQ(other.Ask("alloc plain 4M"), "2");
   EXPECT_THAT(other.ErrorText(), HasSubstr("has nothing of this device"));

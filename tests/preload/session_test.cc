@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -56,6 +57,36 @@ TEST_F(PreloadSession, AFractionIsOfTheCapacity) {
     Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", limit}});
     EXPECT_EQ(program.Ask("info"), Info(16, 16));
   }
+}
+
+// So that its context is nobody else's.
+TEST_F(PreloadSession, AContextBeginsTheSession) {
+  StartDaemon("64MiB");
+  for (const std::string how : {"synchronize" /* in the primary context */, "own_context"}) {
+    Program program = Run("dlsym", {{"VRAMBROKER_NAME", how}});
+    EXPECT_EQ(program.Ask(how), "0");
+    const RunResult sessions = RunProgram({VramctlProgram(), "sessions", "--socket_dir=" + daemon().socket_dir()});
+    EXPECT_THAT(sessions.out, HasSubstr(how)) << sessions.err;
+  }
+}
+
+TEST_F(PreloadSession, AContextNeedsNoDaemon) {
+  Program program = Run("dlsym", {{"VRAMBROKER_SOCKET_DIR", "/nowhere"}});
+  EXPECT_EQ(program.Ask("own_context"), "0");
+  EXPECT_EQ(program.ErrorText(), "");
+}
+
+// As long as it runs: the next daemon knows of it without being asked.
+TEST_F(PreloadSession, AProgramThatHoldsNothingComesBack) {
+  StartDaemon("64MiB");
+  Program program = Run("dlsym");
+  EXPECT_EQ(program.Ask("own_context"), "0");
+  daemon().Kill();
+  ASSERT_TRUE(daemon().Restart().ok());
+  EXPECT_TRUE(WaitFor([&] {
+    return absl::StrContains(RunProgram({VramctlProgram(), "sessions", "--socket_dir=" + daemon().socket_dir()}).out,
+                             "probe");
+  }));
 }
 
 // --- Several processes ---
@@ -149,23 +180,6 @@ TEST_F(PreloadSession, AWaitEnds) {
 }
 
 // --- Children ---
-
-// So that its context is nobody else's.
-TEST_F(PreloadSession, AContextBeginsTheSession) {
-  StartDaemon("64MiB");
-  for (const std::string how : {"synchronize" /* in the primary context */, "own_context"}) {
-    Program program = Run("dlsym", {{"VRAMBROKER_NAME", how}});
-    EXPECT_EQ(program.Ask(how), "0");
-    const RunResult sessions = RunProgram({VramctlProgram(), "sessions", "--socket_dir=" + daemon().socket_dir()});
-    EXPECT_THAT(sessions.out, HasSubstr(how)) << sessions.err;
-  }
-}
-
-TEST_F(PreloadSession, AContextNeedsNoDaemon) {
-  Program program = Run("dlsym", {{"VRAMBROKER_SOCKET_DIR", "/nowhere"}});
-  EXPECT_EQ(program.Ask("own_context"), "0");
-  EXPECT_EQ(program.ErrorText(), "");
-}
 
 TEST_F(PreloadSession, AChildIsASessionOfItsOwn) {
   StartDaemon("64MiB");

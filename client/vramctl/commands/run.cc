@@ -126,6 +126,7 @@ absl::StatusOr<std::string> VisibleDevices(Daemon& daemon, const v1::Claim& clai
       if (device.ordinal() == ordinal && device.kind() == v1::DEVICE_KIND_CUDA) uuids.push_back(device.uuid());
     }
   }
+  if (claim.terms().devices_size() == all.devices_size()) return "";
   return absl::StrJoin(uuids, ",");
 }
 
@@ -214,7 +215,7 @@ absl::Status RunProgram(const Context& context) {
   }
   if (!flags.name.empty()) variables.Set("VRAMBROKER_NAME", flags.name);
   if (!flags.managed.empty()) variables.Set("VRAMBROKER_MANAGED", flags.managed);
-  // With one the program is held: also while that starts again.
+  // With one the program is held, and in a claim waits while that starts again.
   if (flags.if_available && !surroundings->has_daemon) variables.Set("VRAMBROKER_IF_AVAILABLE", "1");
   if (!surroundings->visible_devices.empty() && std::getenv("CUDA_VISIBLE_DEVICES") == nullptr) {
     variables.Set("CUDA_VISIBLE_DEVICES", surroundings->visible_devices);

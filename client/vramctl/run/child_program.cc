@@ -4,10 +4,12 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/resource.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -19,8 +21,9 @@
 namespace vrambroker::vramctl {
 namespace {
 
-// The program gets these when this process does. Not here: what cannot be caught, what this process may have caused
-// itself (SIGPIPE, SIGSEGV and the like), and SIGTTIN and SIGTTOU, which the terminal sends to both.
+// The program gets these when this process does. Not here: what cannot be caught, what writing to a
+// closed pipe or a fault causes (SIGPIPE, SIGSEGV and the like), and SIGTTIN and SIGTTOU, which the terminal sends to
+// both.
 std::vector<int> PassedOn() {
   std::vector<int> signals = {SIGINT,  SIGTERM, SIGHUP,    SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP,
                               SIGALRM, SIGABRT, SIGVTALRM, SIGPROF, SIGXCPU, SIGURG,  SIGIO,    SIGPWR};
@@ -34,7 +37,9 @@ struct Event {
   pid_t sender;  // of one that a process has sent
 };
 
-int event_pipe = -1;  // of the handler; never closed
+// Never closed: the handlers stay.
+int event_pipe = -1;
+int events_read = -1;
 
 void OnSignal(int signal, siginfo_t* info, void* /*context*/) {
   const int before = errno;
@@ -118,9 +123,12 @@ std::optional<ProgramEnd> LookAt(pid_t child) {
   }
 }
 
-// The terminal has sent it to the whole process group, and a program that signals its group has, too.
+// The terminal sends it to the whole process group, and a program that signals its group does, too.
 bool HasReachedChild(const Event& event, pid_t child) {
-  return event.code > 0 || event.sender == child;
+  constexpr std::array kOfTerminals = {SIGINT, SIGQUIT, SIGTSTP, SIGHUP, SIGWINCH, SIGCONT};
+  const bool is_terminals =
+      event.code > 0 && std::find(kOfTerminals.begin(), kOfTerminals.end(), event.signal) != kOfTerminals.end();
+  return is_terminals || event.sender == child;
 }
 
 }  // namespace
@@ -136,7 +144,7 @@ absl::StatusOr<ProgramEnd> RunChildProgram(const std::string& path, const std::v
   int events[2];
   int failure[2];
   if (pipe2(events, O_CLOEXEC) != 0 || pipe2(failure, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "no pipe");
-  const UniqueFd event_end(events[0]);
+  events_read = events[0];
   const UniqueFd failure_end(failure[0]);
   UniqueFd failure_write(failure[1]);
   (void)fcntl(events[1], F_SETFL, O_NONBLOCK);
@@ -177,18 +185,17 @@ absl::StatusOr<ProgramEnd> RunChildProgram(const std::string& path, const std::v
   for (std::optional<ProgramEnd> end = LookAt(child);; end = LookAt(child)) {
     if (end.has_value()) return *end;
     Event event = {};
-    pollfd readable = {.fd = event_end.get(), .events = POLLIN, .revents = 0};
+    pollfd readable = {.fd = events_read, .events = POLLIN, .revents = 0};
     // Not read(): ThreadSanitizer runs no handler in it.
     while (poll(&readable, 1, -1) < 0 && errno == EINTR) {
     }
-    got = read(event_end.get(), &event, sizeof event);
+    got = read(events_read, &event, sizeof event);
     if (got == sizeof event && event.signal != SIGCHLD && !HasReachedChild(event, child)) kill(child, event.signal);
   }
 }
 
 void EndBySignal(int signal) {
-  const rlimit no_core = {};  // the program has left one, if there is to be one
-  setrlimit(RLIMIT_CORE, &no_core);
+  prctl(PR_SET_DUMPABLE, 0);  // the program has left a core, if there is to be one
   struct sigaction action = {};
   action.sa_handler = SIG_DFL;
   sigaction(signal, &action, nullptr);
