@@ -234,13 +234,22 @@ TEST_F(RunTest, ItStopsAndGoesOnWithTheProgram) {
     std::getline(stat, text);
     return text.substr(text.rfind(')') + 2, 1);
   };
+  const std::string own = absl::StrCat(running->pid());
   kill(running->pid(), SIGTSTP);
+  EXPECT_TRUE(WaitFor([&] { return state(program) == "T" && state(own) == "T"; }));
+  kill(running->pid(), SIGCONT);
+  EXPECT_TRUE(WaitFor([&] { return state(program) == "S"; }));
+  int pid = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(program, &pid));
+  // It is continued before it has seen the program stop.
+  kill(running->pid(), SIGSTOP);
+  EXPECT_TRUE(WaitFor([&] { return state(own) == "T"; }));
+  kill(pid, SIGTSTP);
   EXPECT_TRUE(WaitFor([&] { return state(program) == "T"; }));
+  kill(running->pid(), SIGWINCH);  // comes first, so that it looks at the program before it reads of SIGCONT
   kill(running->pid(), SIGCONT);
   EXPECT_TRUE(WaitFor([&] { return state(program) == "S"; }));
   // Who stops the program alone continues it alone.
-  int pid = 0;
-  ASSERT_TRUE(absl::SimpleAtoi(program, &pid));
   kill(pid, SIGSTOP);
   EXPECT_TRUE(WaitFor([&] { return state(program) == "T"; }));
   kill(pid, SIGCONT);

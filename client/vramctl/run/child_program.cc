@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -40,9 +41,12 @@ struct Event {
 // Never closed: the handlers stay.
 int event_pipe = -1;
 int events_read = -1;
+std::atomic<unsigned> continues = 0;  // how often this process got SIGCONT
+unsigned continues_passed_on = 0;     // of these
 
 void OnSignal(int signal, siginfo_t* info, void* /*context*/) {
   const int before = errno;
+  if (signal == SIGCONT) ++continues;
   const Event event = {.signal = signal, .code = info->si_code, .sender = info->si_code <= 0 ? info->si_pid : 0};
   (void)!write(event_pipe, &event, sizeof event);
   errno = before;
@@ -93,15 +97,23 @@ std::vector<char*> Pointers(const std::vector<std::string>& texts) {
 }
 
 // This process stops as its program has, so that the shell sees the job stopped. Where nobody could continue it, as
-// without a shell's job control, the kernel does nothing.
+// without a shell's job control, the kernel does nothing. Nor does this where it has been continued meanwhile, which
+// the program is told next: it would stop for good.
 void StopAsWell() {
   struct sigaction before = {};
   sigaction(SIGTSTP, nullptr, &before);
   if (before.sa_handler == SIG_IGN) return;
-  struct sigaction stop = {};
-  stop.sa_handler = SIG_DFL;
-  sigaction(SIGTSTP, &stop, nullptr);
-  raise(SIGTSTP);
+  struct sigaction action = {};
+  sigset_t only;
+  sigemptyset(&only);
+  sigaddset(&only, SIGTSTP);
+  pthread_sigmask(SIG_BLOCK, &only, nullptr);
+  action.sa_handler = SIG_DFL;
+  sigaction(SIGTSTP, &action, nullptr);
+  raise(SIGTSTP);  // pending, until a SIGCONT takes it away
+  action.sa_handler = SIG_IGN;
+  if (continues != continues_passed_on) sigaction(SIGTSTP, &action, nullptr);  // it is pending no more
+  pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
   sigaction(SIGTSTP, &before, nullptr);
 }
 
@@ -190,7 +202,9 @@ absl::StatusOr<ProgramEnd> RunChildProgram(const std::string& path, const std::v
     while (poll(&readable, 1, -1) < 0 && errno == EINTR) {
     }
     got = read(events_read, &event, sizeof event);
-    if (got == sizeof event && event.signal != SIGCHLD && !HasReachedChild(event, child)) kill(child, event.signal);
+    if (got != sizeof event) continue;
+    if (event.signal == SIGCONT) ++continues_passed_on;
+    if (event.signal != SIGCHLD && !HasReachedChild(event, child)) kill(child, event.signal);
   }
 }
 
