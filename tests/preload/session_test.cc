@@ -23,7 +23,12 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-class PreloadSession : public PreloadTest {};
+class PreloadSession : public PreloadTest {
+ protected:
+  std::string Sessions() {
+    return RunProgram({VramctlProgram(), "sessions", "--socket_dir=" + daemon().socket_dir()}).out;
+  }
+};
 
 // --- Without a daemon ---
 
@@ -65,8 +70,7 @@ TEST_F(PreloadSession, AContextBeginsTheSession) {
   for (const std::string how : {"synchronize" /* in the primary context */, "own_context"}) {
     Program program = Run("dlsym", {{"VRAMBROKER_NAME", how}});
     EXPECT_EQ(program.Ask(how), "0");
-    const RunResult sessions = RunProgram({VramctlProgram(), "sessions", "--socket_dir=" + daemon().socket_dir()});
-    EXPECT_THAT(sessions.out, HasSubstr(how)) << sessions.err;
+    EXPECT_THAT(Sessions(), HasSubstr(how));
   }
 }
 
@@ -83,10 +87,7 @@ TEST_F(PreloadSession, AProgramThatHoldsNothingComesBack) {
   EXPECT_EQ(program.Ask("own_context"), "0");
   daemon().Kill();
   ASSERT_TRUE(daemon().Restart().ok());
-  EXPECT_TRUE(WaitFor([&] {
-    return absl::StrContains(RunProgram({VramctlProgram(), "sessions", "--socket_dir=" + daemon().socket_dir()}).out,
-                             "probe");
-  }));
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(Sessions(), "probe"); }));
 }
 
 // --- Several processes ---

@@ -120,13 +120,13 @@ absl::StatusOr<std::string> VisibleDevices(Daemon& daemon, const v1::Claim& clai
   v1::GetDevicesResponse all;
   absl::Status status = Call(daemon, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &all);
   if (!status.ok()) return status;
+  if (claim.terms().devices_size() == all.devices_size()) return "";
   std::vector<std::string> uuids;
   for (const uint32_t ordinal : claim.terms().devices()) {
     for (const v1::Device& device : all.devices()) {
       if (device.ordinal() == ordinal && device.kind() == v1::DEVICE_KIND_CUDA) uuids.push_back(device.uuid());
     }
   }
-  if (claim.terms().devices_size() == all.devices_size()) return "";
   return absl::StrJoin(uuids, ",");
 }
 
