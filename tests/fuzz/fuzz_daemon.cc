@@ -80,9 +80,10 @@ FuzzDaemon::FuzzDaemon()
                     .watch_process = [](const UniqueFd&, const std::function<void()>&) { return 0; },
                     .unwatch_process = [](int) {}},
       std::vector<SegmentPool*>{pools_[0].get(), pools_[1].get()}, &workers_);
+  returning_ = std::make_unique<Returning>(&broker_->sessions());
   session_calls_ = std::make_unique<SessionCalls>(broker_.get(), &rates_);
   segment_calls_ = std::make_unique<SegmentCalls>(broker_.get(), session_calls_.get(), &rpcs_);
-  count_calls_ = std::make_unique<CountCalls>(broker_.get(), session_calls_.get(), &rpcs_);
+  count_calls_ = std::make_unique<CountCalls>(broker_.get(), session_calls_.get(), &rpcs_, returning_.get());
   count_socket_ = std::make_unique<CountSocket>(&loop_, &processes_, broker_.get(), count_calls_.get());
   broker_service_ = std::make_unique<BrokerService>(broker_.get(), session_calls_.get(), &connections_, &rpcs_,
                                                     /*max_streams_per_uid=*/8);

@@ -21,6 +21,7 @@
 #include "server/base/user_slots.h"
 #include "server/base/worker_pool.h"
 #include "server/core/broker.h"
+#include "server/core/returning.h"
 #include "server/pool/segment_pool.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/broker_service.h"
@@ -92,6 +93,7 @@ class FuzzDaemon {
   RpcMeter rpcs_;
   std::unique_ptr<SessionCalls> session_calls_;
   std::unique_ptr<SegmentCalls> segment_calls_;
+  std::unique_ptr<Returning> returning_;
   std::unique_ptr<CountCalls> count_calls_;
   std::unique_ptr<CountSocket> count_socket_;
   std::string count_path_;
