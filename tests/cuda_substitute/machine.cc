@@ -2,6 +2,7 @@
 #include "tests/cuda_substitute/machine.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -269,6 +270,16 @@ uint64_t UsedBytes(const std::string& folder, int device) {
   }
   munmap(state, sizeof *state);
   return bytes;
+}
+
+bool HoldsLock(const std::string& folder, pid_t process) {
+  SharedState* state = Map(folder, 0);
+  // The number of the thread that holds a robust mutex is in its first word: see "robust futexes" in the kernel's
+  // documentation.
+  const int thread = __atomic_load_n(&state->mu.__data.__lock, __ATOMIC_ACQUIRE) & FUTEX_TID_MASK;
+  munmap(state, sizeof *state);
+  return thread != 0 &&
+         access(("/proc/" + std::to_string(process) + "/task/" + std::to_string(thread)).c_str(), F_OK) == 0;
 }
 
 std::vector<ProcessUse> ProcessesOf(const std::string& folder, int device) {

@@ -32,6 +32,10 @@ struct ProcessUse {
 // Those that use anything, each once.
 std::vector<ProcessUse> ProcessesOf(const std::string& folder, int device);
 
+// Whether a thread of the process is in the middle of a call. While that is stopped, calls of all others wait: unlike
+// the driver, all processes of a machine share one lock.
+bool HoldsLock(const std::string& folder, pid_t process);
+
 // One process's hold on an allocation: it made it, or has it open.
 struct Hold {
   uint32_t allocation = 0;  // place in the machine's table

@@ -13,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "tests/cuda_substitute/machine.h"
 #include "tests/preload/preload_fixture.h"
 #include "tests/support/client_process.h"
 #include "tests/support/util.h"
@@ -125,6 +126,19 @@ TEST_F(PreloadSession, WhatThreadsAllocateAndFreeAtRandomAddsUp) {
   }
   EXPECT_EQ(UsedOnMachine(), before);
   EXPECT_TRUE(WaitFor([&] { return programs[0].Ask("alloc plain 64M") == "0"; })) << "no slack is kept for long";
+}
+
+// Or all others would wait for it, as they would for none on a GPU.
+TEST_F(PreloadSession, AProgramIsStoppedOutsideOfTheSubstitutesCalls) {
+  Program program = Run("dlsym", {{"LD_PRELOAD", ""}});
+  const auto is_in_a_call = [&] { return cuda_substitute::HoldsLock(machine(), program.process().pid()); };
+  program.Tell("churn 2 1000000000 1M");
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(WaitFor(is_in_a_call));
+    program.process().Signal(SIGSTOP);
+    ASSERT_FALSE(is_in_a_call());
+    program.process().Signal(SIGCONT);
+  }
 }
 
 TEST_F(PreloadSession, AKilledProgramGivesEverythingBack) {

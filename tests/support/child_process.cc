@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <map>
 #include <string>
 #include <utility>
@@ -20,6 +21,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "tests/cuda_substitute/machine.h"
+#include "tests/cuda_substitute/substitute.h"
 
 extern char** environ;  // NOLINT(readability-redundant-declaration)
 
@@ -50,6 +53,21 @@ absl::StatusOr<Pipe> MakePipe() {
   dup2(err, STDERR_FILENO);
   execve(argv[0], argv, envp);
   _exit(127);
+}
+
+// After SIGSTOP: its threads stop one after the other. False when the process has ended.
+bool HasStopped(pid_t pid) {
+  siginfo_t info = {};
+  int failed = 0;
+  while ((failed = waitid(P_PID, static_cast<id_t>(pid), &info, WSTOPPED | WNOWAIT)) != 0 && errno == EINTR) {
+  }
+  return failed == 0;
+}
+
+// On the CUDA substitute a process that is stopped in the middle of a call stops all others, which no GPU does.
+bool HoldsMachine(pid_t pid) {
+  const char* const machine = std::getenv(cuda_substitute::kMachineVariable);
+  return machine != nullptr && cuda_substitute::HoldsLock(machine, pid);
 }
 
 }  // namespace
@@ -152,10 +170,10 @@ std::string ChildProcess::ErrorText() const {
 void ChildProcess::Signal(int signal) const {
   if (exit_code_.has_value()) return;
   kill(pid_, signal);
-  // Its threads stop one after the other. The call fails when the process has ended.
-  siginfo_t info = {};
-  while (signal == SIGSTOP && waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOWAIT) != 0 &&
-         errno == EINTR) {
+  while (signal == SIGSTOP && HasStopped(pid_) && HoldsMachine(pid_)) {
+    kill(pid_, SIGCONT);
+    absl::SleepFor(absl::Milliseconds(1));  // for it to get on; nothing depends on it
+    kill(pid_, SIGSTOP);
   }
 }
 
