@@ -196,12 +196,13 @@ def charged_is_used(settings):
     program = Program(settings, daemon, "holder", "hold", {"size": LIMIT}, limit_option())
     pid = hold(daemon, program, LIMIT)
     found = []
+    try:  # a daemon that has just been started has not looked yet
+        wait_for(lambda: not daemon.device()["processes_fault"], "the daemon knows what processes use", 5)
+    except Failed:
+        raise NotRun(f"what processes use is not known: {daemon.device()['processes_fault']}") from None
 
     def is_found():
-        device = daemon.device()
-        if device["processes_fault"]:
-            raise NotRun(f"what processes use is not known: {device['processes_fault']}")
-        found[:] = [p for p in device["processes"] if p["pid"] == pid and p["used_bytes"] >= LIMIT]
+        found[:] = [p for p in daemon.device()["processes"] if p["pid"] == pid and p["used_bytes"] >= LIMIT]
         return bool(found)
 
     wait_for(is_found, "the driver tells what the program uses", 30)
