@@ -66,25 +66,31 @@ static uint64_t answer_ms(void) {
 enum opening {
   OPENED,
   ABSENT,      /* there is no daemon */
-  STARTS,      /* there was one, which has left a claim for the next one */
+  STARTS,      /* there was one, which has left its socket or a claim for the next one */
   UNREACHABLE, /* there is one, and it does not answer */
   AGAIN,       /* it says: later */
   REFUSED      /* it will not, or the settings are wrong */
 };
 
-/* A claim's directory is there only where a daemon was, and stays for the next one. */
-static enum opening why_absent(const char* path, char* message) {
+/* Of connection_open(): nobody listens. */
+static int is_absent(int error) {
+  return error == ENOENT || error == ENOTDIR || error == ECONNREFUSED;
+}
+
+/* A claim's directory is there only where a daemon was, and stays for the next one. So do the sockets in it, wherever a
+ * container has them, and those of a daemon that was killed. */
+static enum opening why_absent(const char* path, int error, char* message) {
   char folder[sizeof settings()->socket_path];
   char daemons[sizeof folder + sizeof VRAMBROKER_COUNT_SOCKET];
   snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(path, '/') - path), path);
   const char* const claims = strstr(folder, "/claims/");
-  if (claims == NULL) return ABSENT;
+  if (claims == NULL) return error == ECONNREFUSED && !settings()->if_available ? STARTS : ABSENT;
   if (access(folder, F_OK) == 0) return STARTS;
   struct connection connection;
   snprintf(daemons, sizeof daemons, "%.*s/%s", (int)(claims - folder), folder, VRAMBROKER_COUNT_SOCKET);
-  const int error = connection_open(&connection, daemons);
+  const int daemons_error = connection_open(&connection, daemons);
   connection_close(&connection);
-  if (error == ENOENT || error == ENOTDIR || error == ECONNREFUSED) return ABSENT;
+  if (is_absent(daemons_error)) return ABSENT;
   snprintf(message, MESSAGE_BYTES,
            "the claim of this program, %s, is no more: vramctl claim ls shows the ones that there are", folder);
   return REFUSED;
@@ -137,8 +143,7 @@ static enum opening begin(char* message) {
     snprintf(message, MESSAGE_BYTES, "cannot reach the daemon at %s (%s): is vrambrokerd running?",
              settings_now->socket_path, strerror(error));
     if (error == EAGAIN) return AGAIN;
-    if (error != ENOENT && error != ENOTDIR && error != ECONNREFUSED) return UNREACHABLE;
-    return why_absent(settings_now->socket_path, message);
+    return is_absent(error) ? why_absent(settings_now->socket_path, error, message) : UNREACHABLE;
   }
   struct vrambroker_count_request hello = {.version = VRAMBROKER_COUNT_VERSION,
                                            .call = VRAMBROKER_COUNT_HELLO,

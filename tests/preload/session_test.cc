@@ -4,6 +4,7 @@
 // and comes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <string>
@@ -48,6 +49,37 @@ TEST_F(PreloadSession, IfAvailableMeansThatAProgramRunsWithoutADaemon) {
   EXPECT_EQ(program.Ask("alloc handle 2M"), "0");
   EXPECT_THAT(program.Ask("info"), StartsWith("0 "));
   EXPECT_THAT(program.ErrorText(), HasSubstr("is not counted: VRAMBROKER_IF_AVAILABLE is set"));
+}
+
+// It has left its socket.
+TEST_F(PreloadSession, ADaemonThatWasKilledIsWaitedFor) {
+  StartDaemon("64MiB");
+  daemon().Kill();
+  Program program = Run("dlsym");
+  Program hasty = Run("dlsym", {{"VRAMBROKER_RECONNECT", "200ms"}});
+  Program uncounted = Run("dlsym", {{"VRAMBROKER_IF_AVAILABLE", "1"}});
+  program.Tell("alloc plain 2M");
+  EXPECT_EQ(hasty.Ask("alloc plain 2M"), "2");
+  EXPECT_THAT(hasty.ErrorText(), HasSubstr("(Connection refused): is vrambrokerd running?"));
+  EXPECT_EQ(uncounted.Ask("alloc plain 2M"), "0") << "it need not be one that comes back";
+  ASSERT_TRUE(daemon().Restart().ok());
+  EXPECT_EQ(program.Hear(), "0");
+}
+
+// By another path, as a container has it. It leaves the claim's sockets.
+TEST_F(PreloadSession, ADaemonThatStopsIsWaitedForInAClaimsDirectory) {
+  StartDaemon("64MiB");
+  ASSERT_EQ(
+      RunProgram({VramctlProgram(), "claim", "create", "team", "--socket_dir=" + daemon().socket_dir()}).exit_code, 0);
+  const std::string directory = MakeTempDir() + "/vrambroker";
+  ASSERT_EQ(symlink((daemon().socket_dir() + "/claims/team").c_str(), directory.c_str()), 0);
+  ASSERT_TRUE(daemon().Stop().ok());
+  Program program = Run("dlsym", {{"VRAMBROKER_SOCKET_DIR", directory}});
+  Program hasty = Run("dlsym", {{"VRAMBROKER_SOCKET_DIR", directory}, {"VRAMBROKER_RECONNECT", "200ms"}});
+  program.Tell("alloc plain 2M");
+  EXPECT_EQ(hasty.Ask("alloc plain 2M"), "2");
+  ASSERT_TRUE(daemon().Restart().ok());
+  EXPECT_EQ(program.Hear(), "0");
 }
 
 TEST_F(PreloadSession, AWrongSettingIsSaid) {
