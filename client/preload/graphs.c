@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/preload/graphs.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "client/preload/contexts.h"
@@ -142,15 +143,23 @@ int cuGraphInstantiateWithParams_ptsz(cu_exec* exec, cu_graph graph, void* param
 /* A launch cannot be undone. What its memory exceeds the limit by is owed: nothing more is granted until it is back. */
 static int launch(int (*real)(cu_exec, cu_stream), cu_exec exec, cu_stream stream) {
   struct growth growth = {0};
+  char why[MESSAGE_BYTES];
+  char line[MESSAGE_BYTES + 128];
+  int waited;
   const cu_device device = counted_device(&growth);
   if (device < 0) return real(exec, stream);
   lock(&growing);
   const int error = real(exec, stream);
-  if (growth_charge(&growth, &known[device], reserved_units(device)) != 0) {
-    growth_owe(&growth, &known[device], reserved_units(device));
-    refuse("a graph that runs took more memory than is left: nothing more is granted until that is back");
-  }
+  const int owes = growth_charge(&growth, &known[device], reserved_units(device)) != 0;
+  if (owes) growth_owe(&growth, &known[device], reserved_units(device));
   unlock(&growing);
+  /* Others are asked for it without the lock. */
+  if (owes && ledger_take(growth.account, 0, AT_ONCE, &waited, why) != 0) {
+    snprintf(line, sizeof line,
+             "a graph that runs took %.1f MiB that are not granted, and nothing more is until they are: %s",
+             (double)(growth.missing * VRAMBROKER_COUNT_UNIT_BYTES) / (1 << 20), why);
+    refuse(line);
+  }
   return error;
 }
 

@@ -3,6 +3,18 @@
 
 #include "client/preload/charge.h"
 
+int growth_prepare(struct growth* growth, uint64_t units) {
+  char message[MESSAGE_BYTES];
+  int waited;
+  if (units <= growth->in_hand) return 0;
+  if (ledger_take(growth->account, units - growth->in_hand, NOW, &waited, message) != 0) {
+    growth->missing = units;
+    return -1;
+  }
+  growth->in_hand = units;
+  return 0;
+}
+
 int growth_charge(struct growth* growth, uint64_t* known, uint64_t now) {
   char message[MESSAGE_BYTES];
   int waited;
@@ -13,7 +25,7 @@ int growth_charge(struct growth* growth, uint64_t* known, uint64_t now) {
   }
   const uint64_t grown = now - *known;
   const uint64_t at_hand = grown < growth->in_hand ? grown : growth->in_hand;
-  if (grown > at_hand && ledger_take(growth->account, grown - at_hand, AT_ONCE, &waited, message) != 0) {
+  if (grown > at_hand && ledger_take(growth->account, grown - at_hand, NOW, &waited, message) != 0) {
     growth->missing = grown;
     return -1;
   }

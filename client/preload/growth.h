@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Memory that the driver takes by its own decision: what a pool, or a device's graphs, have reserved. How much is known
- * only after the call. So it is charged then, and the caller undoes its call where that may not be.
+ * only after the call. What is certain is charged before, the rest then, and the caller undoes its call where that may
+ * not be. None of it waits, so that a caller may hold a lock: growth_again() does.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_GROWTH_H_
 #define VRAMBROKER_CLIENT_PRELOAD_GROWTH_H_
@@ -10,10 +11,12 @@
 
 struct growth {
   struct account* account;
-  uint64_t in_hand; /* units that were waited for, before the call was made again */
+  uint64_t in_hand; /* units that were charged before the call */
   uint64_t missing; /* units that were refused */
 };
 
+/* Before the call, which takes `units` more at least: without them it is not to be made. -1: so much may not be had. */
+int growth_prepare(struct growth* growth, uint64_t units);
 /* `known` becomes `now`, in units. -1: so much may not be had; `known` is as it was, and the call is to be undone. */
 int growth_charge(struct growth* growth, uint64_t* known, uint64_t now);
 /* After the undoing: what could not be undone is owed. */

@@ -17,6 +17,7 @@
 #include "client/preload/session.h"
 
 enum { PAUSE_MS = 50, MINUTE_MS = 60000, KEPT_UNITS = 1 };
+static const uint64_t most_units = UINT64_C(1) << 40; /* in bytes they fit into 64 bits */
 
 enum {
   NOT_SERVED = -1, /* by the daemon: the device is not counted */
@@ -306,8 +307,8 @@ static enum asked charge(struct account* account, uint64_t units, char* message)
   return answer.code == CODE_NO_MEMORY ? NO_MEMORY : NEVER_MORE;
 }
 
-static enum asked ask(struct account* account, uint64_t units, char* message) {
-  switch (line_enter(1, message)) {
+static enum asked ask(struct account* account, uint64_t units, enum patience patience, char* message) {
+  switch (line_enter(patience == MAY_WAIT, message)) {
     case LINE_UNCOUNTED:
       ledger_owe(account, units);
       return TAKEN;
@@ -364,15 +365,15 @@ static int take_slowly(struct account* account, uint64_t units, enum patience pa
   const uint64_t start = now_ms();
   const uint64_t wait_ms = patience == MAY_WAIT ? settings()->wait_ms : 0;
   for (;;) {
-    enum asked result = ask(account, units, message);
+    enum asked result = ask(account, units, patience, message);
     const uint64_t spent = now_ms() - start;
     /* Also without any time to wait: only now are others asked for what they merely cache. */
-    if (result == NO_MEMORY && (*waited == 0 || spent < wait_ms)) {
+    if (result == NO_MEMORY && patience != NOW && (*waited == 0 || spent < wait_ms)) {
       result = wait_for(account, units, spent < wait_ms ? wait_ms - spent : 0, message);
       *waited = 1;
     }
     if (result == TAKEN) return 0;
-    if (result != LATER || now_ms() - start >= settings()->reconnect_ms + wait_ms) return -1;
+    if (result != LATER || patience != MAY_WAIT || now_ms() - start >= settings()->reconnect_ms + wait_ms) return -1;
     sleep_ms(PAUSE_MS);
   }
 }
@@ -384,6 +385,10 @@ int ledger_take(struct account* account, uint64_t units, enum patience patience,
   unlock(&books);
   if (taken) return 0;
   if (patience == FROM_SLACK) return -1;
+  if (units > most_units) {
+    snprintf(message, MESSAGE_BYTES, "no GPU has so much");
+    return -1;
+  }
   const struct calm calm = calm_begin();
   const int result = take_slowly(account, units, patience, waited, message);
   calm_end(calm);

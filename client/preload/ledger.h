@@ -26,7 +26,12 @@ int current_account(struct account** account, cu_context* context);
 
 uint64_t units_of(uint64_t bytes);
 
-enum patience { FROM_SLACK, AT_ONCE, MAY_WAIT }; /* the first one without a call to the daemon */
+enum patience {
+  FROM_SLACK, /* without a call to the daemon */
+  NOW,        /* with one, if there is a daemon */
+  AT_ONCE,    /* others are asked for what they only cache */
+  MAY_WAIT    /* for others, and for a daemon that is away */
+};
 /* Takes units, from slack or from the daemon. 0: taken, and `waited` says whether others had them before. Otherwise
    `message`, of MESSAGE_BYTES, says why not. */
 int ledger_take(struct account* account, uint64_t units, enum patience patience, int* waited, char* message);

@@ -16,8 +16,9 @@ enum { MOST_TRIES = 8, DESTROYED = 1 };
 /* Held while a pool may grow, until that is charged: so growth has one cause. Taken before `places`. */
 static struct lock growing;
 static struct lock places;
-static struct table pools; /* pool -> account (NULL: not of a device), known units in `more`, allocations in `count` */
-static struct table pointers; /* address -> its pool in `more` */
+/* pool -> account (NULL: not of a device), known units in `more`, allocations in `count`, and how much they have */
+static struct table pools;
+static struct table pointers; /* address -> its pool in `more`, and its bytes */
 static uint64_t destroyed_pools;
 static int may_have_shrunk; /* something was freed since the pools were read */
 
@@ -152,21 +153,50 @@ static void undo(const struct request* request, uint64_t units) {
   *request->address = 0;
 }
 
-static void note_pointer(cu_pool pool, cu_address address) {
-  const uint64_t key = (uint64_t)(uintptr_t)pool;
-  const struct entry entry = {.key = address, .more = key};
+/* With `places`. Returns what is known of its pool. */
+static struct entry* leaves_pool(const struct entry* pointer) {
+  struct entry* pool = table_find(&pools, pointer->more);
+  if (pool == NULL) return NULL;
+  if (pool->count != 0) pool->count--;
+  pool->bytes -= pointer->bytes < pool->bytes ? pointer->bytes : pool->bytes;
+  return pool;
+}
+
+static void note_pointer(const struct request* request) {
+  const uint64_t key = (uint64_t)(uintptr_t)request->pool;
+  const struct entry entry = {.key = *request->address, .more = key, .bytes = request->bytes};
   lock(&places);
+  const struct entry* before = table_find(&pointers, entry.key);
+  if (before != NULL) leaves_pool(before); /* it went with its context */
   struct entry* known = table_find(&pools, key);
-  if (known != NULL && table_put(&pointers, &entry) == 0) known->count++;
+  if (known != NULL && table_put(&pointers, &entry) == 0) {
+    known->count++;
+    known->bytes += request->bytes;
+  }
   unlock(&places);
 }
 
-/* Asks the driver, and charges what its pool grew by. -1: that may not be, and is undone. */
+/* With `growing`. How much the pool grows at least: even if all that the program does not have can be used for it. */
+static uint64_t least_growth(const struct request* request) {
+  lock(&places);
+  const struct entry* pool = table_find(&pools, (uint64_t)(uintptr_t)request->pool);
+  const uint64_t reserved = pool == NULL ? 0 : pool->more * VRAMBROKER_COUNT_UNIT_BYTES;
+  const uint64_t in_use = pool == NULL ? 0 : pool->bytes;
+  unlock(&places);
+  const uint64_t unused = in_use <= reserved ? reserved - in_use : reserved; /* the latter: some went with a context */
+  return request->bytes > unused ? units_of(request->bytes - unused) : 0;
+}
+
+/* Asks the driver, and charges what its pool grew by. -1: that may not be, and was not done, or is undone. */
 static int try_once(const struct request* request, int from_pool, struct growth* growth, int* error) {
   const uint64_t key = (uint64_t)(uintptr_t)request->pool;
   int result = 0;
   lock(&growing);
   read_again(key);
+  if (growth_prepare(growth, least_growth(request)) != 0) {
+    unlock(&growing);
+    return -1;
+  }
   *error = ask_driver(request, from_pool);
   lock(&places);
   const struct entry* pool = table_find(&pools, key);
@@ -177,7 +207,7 @@ static int try_once(const struct request* request, int from_pool, struct growth*
     growth_owe(growth, &known, reserved_units(request->pool));
     result = -1;
   } else if (*error == CU_OK) {
-    note_pointer(request->pool, *request->address);
+    note_pointer(request);
   }
   lock(&places);
   struct entry* same = table_find(&pools, key);
@@ -241,26 +271,26 @@ int cuMemAllocFromPoolAsync_ptsz(cu_address* address, size_t bytes, cu_pool pool
 
 /* --- freeing --- */
 
-/* Before the driver frees it: another thread may get the same address at once. Returns its pool, or 0. */
-static uint64_t forget_pointer(cu_address address) {
-  uint64_t key = 0;
+/* Before the driver frees it: another thread may get the same address at once. The pool in `more`, or 0. */
+static struct entry forget_pointer(cu_address address) {
+  struct entry forgotten = {.key = address};
   lock(&places);
   struct entry* pointer = table_find(&pointers, address);
   if (pointer != NULL) {
-    key = pointer->more;
+    forgotten = *pointer;
     table_remove(&pointers, pointer);
   }
   unlock(&places);
-  return key;
+  return forgotten;
 }
 
-static void pointer_freed(uint64_t key) {
+static void pointer_freed(const struct entry* pointer) {
   struct account* account = NULL;
+  const uint64_t key = pointer->more;
   uint64_t units = 0;
   if (key == 0) return;
   lock(&places);
-  struct entry* pool = table_find(&pools, key);
-  if (pool != NULL && pool->count != 0) pool->count--;
+  struct entry* pool = leaves_pool(pointer);
   if (pool != NULL && (key & DESTROYED) != 0 && pool->count == 0) { /* the last of a destroyed pool */
     account = pool->owner;
     units = pool->more;
@@ -272,22 +302,22 @@ static void pointer_freed(uint64_t key) {
 }
 
 void pools_freed(cu_address address) {
-  pointer_freed(forget_pointer(address));
+  const struct entry pointer = forget_pointer(address);
+  pointer_freed(&pointer);
   read_if_freed();
 }
 
 static int free_async(int (*real)(cu_address, cu_stream), cu_address address, cu_stream stream, int of_thread) {
   if (is_capturing(stream, of_thread)) return real(address, stream);
   const struct freed freed = grant_forget(address); /* memory of cuMemAlloc may be freed like this, too */
-  const uint64_t key = forget_pointer(address);
+  const struct entry pointer = forget_pointer(address);
   const int error = real(address, stream);
   grant_freed(&freed, error);
   if (error == CU_OK) {
-    pointer_freed(key);
-  } else if (key != 0) {
-    const struct entry entry = {.key = address, .more = key};
+    pointer_freed(&pointer);
+  } else if (pointer.more != 0) {
     lock(&places);
-    table_put(&pointers, &entry);
+    table_put(&pointers, &pointer);
     unlock(&places);
   }
   return error;

@@ -129,6 +129,29 @@ TEST_F(PreloadKinds, APoolIsChargedForWhatItKeeps) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
+// What the driver gave for a moment, others would not have had.
+TEST_F(PreloadKinds, APoolTakesNothingThatCannotBeCharged) {
+  StartDaemon("64MiB");
+  Program program =
+      Run("dlsym", {{cuda_substitute::kFaultsVariable, "cuMemAllocAsync:3=999"}, {"VRAMBROKER_RECONNECT", "200ms"}});
+  EXPECT_EQ(program.Ask("alloc async 40M"), "0");
+  EXPECT_EQ(program.Ask("alloc async 30M"), "2");
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_EQ(program.Ask("alloc async 40M"), "0") << "of the pool, or anew";
+  daemon().Kill();
+  EXPECT_EQ(program.Ask("alloc async 50M"), "2");
+  ASSERT_TRUE(daemon().Restart().ok());
+  EXPECT_EQ(program.Ask("alloc async 2M"), "999") << "only the third call that could be charged";
+}
+
+TEST_F(PreloadKinds, NoGpuHasAllThatFitsIntoANumber) {
+  StartDaemon("64MiB");
+  Program program = Run("dlsym");
+  EXPECT_EQ(program.Ask("alloc plain 18446744073709551615"), "2");
+  EXPECT_THAT(program.ErrorText(), HasSubstr("refused: no GPU has so much"));
+  EXPECT_EQ(program.Ask("alloc plain 64M"), "0");
+}
+
 TEST_F(PreloadKinds, ADestroyedPoolIsChargedUntilItsLastAllocationIsFreed) {
   Program program = RunWithStream();
   EXPECT_EQ(program.Ask("pool"), "0");
@@ -153,7 +176,7 @@ TEST_F(PreloadKinds, AGraphThatTakesTooMuchKeepsOthersFromGettingMore) {
   Program program = RunWithStream();
   EXPECT_EQ(program.Ask("alloc plain 50M"), "0");
   EXPECT_EQ(program.Ask("graph 20M"), "0");
-  EXPECT_THAT(program.ErrorText(), HasSubstr("a graph that runs took more memory"));
+  EXPECT_THAT(program.ErrorText(), HasSubstr("a graph that runs took "));
   EXPECT_EQ(program.Ask("alloc plain 2M"), "2");
   EXPECT_EQ(program.Ask("trim_graphs"), "0");
   EXPECT_EQ(program.Ask("alloc plain 14M"), "0");
