@@ -47,6 +47,32 @@ absl::StatusOr<ProcessUser> UserOf(pid_t pid) {
   return *std::move(user);
 }
 
+std::optional<ProcessImage> ImageOf(pid_t pid) {
+  return ParseProcessImage(ReadProc(pid, "stat"));
+}
+
+std::optional<ProcessImage> ParseProcessImage(absl::string_view text) {
+  // The command's name is in brackets, and may have any character in it. The field after it is the third.
+  const size_t name_end = text.rfind(')');
+  if (name_end == absl::string_view::npos) return std::nullopt;
+  const std::vector<absl::string_view> fields =
+      absl::StrSplit(text.substr(name_end + 1), absl::ByAnyChar(" \n"), absl::SkipEmpty());
+  constexpr size_t kFirst = 3;
+  constexpr size_t kVirtualBytes = 23 - kFirst;
+  constexpr size_t kCode = 26 - kFirst;
+  constexpr size_t kStack = 28 - kFirst;
+  constexpr uint64_t kNotTold = 1;
+  ProcessImage image;
+  uint64_t virtual_bytes = 0;
+  if (fields.size() <= kStack || !absl::SimpleAtoi(fields[kVirtualBytes], &virtual_bytes) ||
+      !absl::SimpleAtoi(fields[kCode], &image.code) || !absl::SimpleAtoi(fields[kStack], &image.stack)) {
+    return std::nullopt;
+  }
+  // One that ends has no memory any more. In the middle of exec() it has, and both are 0.
+  if (virtual_bytes == 0 || image.code == kNotTold) return std::nullopt;
+  return image;
+}
+
 bool IsInInnerPidNamespace(pid_t pid) {
   return ParseHasInnerPid(ReadProc(pid, "status"));
 }

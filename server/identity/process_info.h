@@ -7,11 +7,13 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "allocator/base/unique_fd.h"
 
 namespace vrambroker {
@@ -37,10 +39,22 @@ absl::StatusOr<ProcessUser> UserOf(pid_t pid);
 // False where that cannot be told.
 bool IsInInnerPidNamespace(pid_t pid);
 
-// For these, and for tests: the contents of /proc/PID/cgroup and /proc/PID/status.
+// Which program a process runs: another one after each exec(), also of the same file, where the kernel places programs
+// at random.
+struct ProcessImage {
+  uint64_t code = 0;  // where its code begins, and its stack
+  uint64_t stack = 0;
+
+  friend bool operator==(const ProcessImage&, const ProcessImage&) = default;
+};
+// None when the process ends, or this process may not be told: it needs CAP_SYS_PTRACE for processes of other users.
+std::optional<ProcessImage> ImageOf(pid_t pid);
+
+// For these, and for tests: the contents of /proc/PID/cgroup, /proc/PID/status and /proc/PID/stat.
 std::optional<std::string> ParseCgroup(const std::string& text);
 std::optional<ProcessUser> ParseProcessUser(const std::string& text);
 bool ParseHasInnerPid(const std::string& text);
+std::optional<ProcessImage> ParseProcessImage(absl::string_view text);
 
 }  // namespace vrambroker
 

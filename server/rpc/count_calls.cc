@@ -63,8 +63,9 @@ RandomToken TokenOf(const CountRequest& request) {
   return token;
 }
 
+// Whatever users they were when they connected: a process may change its own.
 bool IsOfProcess(const Session& session, const Caller& caller) {
-  return session.caller().pid == caller.pid && session.caller().uid == caller.uid && !HasEnded(*session.caller().pidfd);
+  return session.caller().pid == caller.pid && !HasEnded(*session.caller().pidfd);
 }
 
 const char* MethodOf(uint32_t call) {

@@ -15,7 +15,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "allocator/base/descriptor_reserve.h"
-#include "server/identity/process_info.h"
 #include "server/requests/charges.h"
 #include "server/sessions/counted_session.h"
 
@@ -149,8 +148,10 @@ void CountSocket::AcceptAll(int listener, const ClaimOfListener& claim) {
     }
     ++of_user_[caller->user()];
     auto line = std::make_shared<Line>(++last_key_, socket.fd());
+    const std::optional<ProcessImage> image = ImageOf(caller->pid);
     connections_[number] = {.socket = std::move(socket),
                             .caller = *std::move(caller),
+                            .image = image,
                             .opened = std::chrono::steady_clock::now(),
                             .line = std::move(line)};
   }
@@ -250,6 +251,7 @@ void CountSocket::Join(const Connection& connection, const CountRequest& request
 void CountSocket::Drop(int fd) {
   const auto it = connections_.find(fd);
   const std::shared_ptr<Line> line = it->second.line;
+  const std::optional<ProcessImage> image = it->second.image;
   const auto of_user = of_user_.find(it->second.caller.user());
   if (--of_user->second == 0) of_user_.erase(of_user);
   if (const auto greeted = greeted_.find(it->second.caller.pid); greeted != greeted_.end()) {
@@ -261,7 +263,7 @@ void CountSocket::Drop(int fd) {
   loop_.Unwatch(fd);
   const SessionPtr session = line->session();
   if (session == nullptr) return;
-  if (line->is_main()) lost_.push_back(session);
+  if (line->is_main()) lost_.push_back({.session = session, .image = image});
   broker_.waiting().Cancel(session, line->key());
   if (const std::optional<Line::Grant> unread = line->TakeGrant()) {
     (void)broker_.charges().Uncharge(session, unread->device, unread->bytes);
@@ -286,20 +288,27 @@ void CountSocket::FindLost(const Caller& caller, int asking) {
   }
   for (const int fd : gone) Drop(fd);
   // Once: a session may go on.
-  std::erase_if(lost_, [&](const SessionPtr& session) {
-    if (session->caller().pid != caller.pid) return false;
-    Lose(session);
+  std::erase_if(lost_, [&](const Lost& lost) {
+    if (lost.session->caller().pid != caller.pid) return false;
+    Lose(lost);
     return true;
   });
 }
 
-void CountSocket::Lose(const SessionPtr& session) {
+void CountSocket::Lose(const Lost& lost) {
+  const Caller& caller = lost.session->caller();
   // Of a process that has ended the broker learns by itself.
-  if (!HasEnded(*session->caller().pidfd)) broker_.Disconnect(session);
+  if (HasEnded(*caller.pidfd)) return;
+  // exec() has freed what it had of a GPU: the driver's files are closed by it, and its memory went with the program.
+  const std::optional<ProcessImage> image = ImageOf(caller.pid);
+  if (image.has_value() && lost.image.has_value() && *image != *lost.image) {
+    return broker_.Close(lost.session, "its process runs another program", CloseReason::kGoodbye);
+  }
+  broker_.Disconnect(lost.session);
 }
 
 void CountSocket::Tick() {
-  for (const SessionPtr& session : std::exchange(lost_, {})) Lose(session);
+  for (const Lost& lost : std::exchange(lost_, {})) Lose(lost);
   const SteadyTime oldest = std::chrono::steady_clock::now() - kTimeForHello;
   std::vector<int> unwanted;
   for (const auto& [fd, connection] : connections_) {

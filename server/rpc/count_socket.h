@@ -18,6 +18,7 @@
 #include "allocator/base/mutex.h"
 #include "server/base/event_loop.h"
 #include "server/identity/caller.h"
+#include "server/identity/process_info.h"
 #include "server/identity/unix_socket.h"
 #include "server/rpc/count_calls.h"
 #include "server/rpc/descriptor_budget.h"
@@ -46,8 +47,15 @@ class CountSocket {
   struct Connection {
     ClientSocket socket;
     Caller caller;
+    std::optional<ProcessImage> image;
     SteadyTime opened;
     std::shared_ptr<Line> line;
+  };
+
+  // A session whose connection has ended, and what its process ran when that began.
+  struct Lost {
+    SessionPtr session;
+    std::optional<ProcessImage> image;
   };
 
   void AcceptAll(int listener, const ClaimOfListener& claim);
@@ -62,7 +70,7 @@ class CountSocket {
   // What the process's main connections that are already gone held is known to be lost. Not of `asking`, which is in
   // use.
   void FindLost(const Caller& caller, int asking);
-  void Lose(const SessionPtr& session);
+  void Lose(const Lost& lost);
 
   EventLoop& loop_;
   ProcessWatch& processes_;
@@ -75,7 +83,7 @@ class CountSocket {
   absl::flat_hash_map<int, Connection> connections_;
   absl::flat_hash_map<UserKey, size_t> of_user_;
   absl::flat_hash_map<pid_t, absl::flat_hash_set<int>> greeted_;  // the connections that have said HELLO, by process
-  std::vector<SessionPtr> lost_;  // their connection has ended, and perhaps their process
+  std::vector<Lost> lost_;                                        // perhaps their process has ended, too
 };
 
 }  // namespace vrambroker

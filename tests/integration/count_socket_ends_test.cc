@@ -258,6 +258,19 @@ TEST_F(CountSocketTest, ExecBeginsWithNothing) {
   EXPECT_EQ(CtlJson({"sessions"})["sessions"].size(), 1u);
 }
 
+TEST_F(CountSocketTest, AProcessMayChangeItsUser) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  ASSERT_NO_FATAL_FAILURE(Begin({.config = "socket_mode: '0666'"}));
+  ASSERT_OK_AND_ASSIGN(ClientProcess client, OpenProcess("client"));
+  ASSERT_OK(client.Call(absl::StrCat("charge ", 40_MiB)));
+  ASSERT_OK(client.Call("setuid 65534"));
+  EXPECT_OK(client.Call(absl::StrCat("wait ", 2_MiB, " 0"))) << "it joins its session";
+  EXPECT_TRUE(IsCharged(42_MiB));
+  ASSERT_OK(client.Call("count_close"));
+  ASSERT_OK(client.Call("count_hello again -"));
+  EXPECT_TRUE(IsCharged(0)) << "not twice";
+}
+
 // The one that it has lost does not stand in the way of the next one.
 TEST_F(CountSocketTest, ExecByAUserWhoHasAllSessionsThatHeMayHave) {
   ASSERT_NO_FATAL_FAILURE(Begin({.config = "max_sessions_per_uid: 1"}));

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/integration/count_socket_fixture.h"
@@ -209,7 +210,7 @@ TEST_F(CountSocketHostileTest, HoldOfMoreThanCanBeTrue) {
 // ---- Who may ----
 
 TEST_F(CountSocketHostileTest, OnlyTheSessionsOwnProcessWithItsToken) {
-  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_NO_FATAL_FAILURE(Begin({.config = "socket_mode: '0666'"}));
   ASSERT_OK_AND_ASSIGN(CountClient client, Open("client"));
   ASSERT_OK_AND_ASSIGN(const auto token, witness_->Call("count_token"));
   EXPECT_EQ(token[0].size(), 32u);
@@ -222,14 +223,14 @@ TEST_F(CountSocketHostileTest, OnlyTheSessionsOwnProcessWithItsToken) {
   for (const CountToken& guess : {others, wrong, CountToken{}}) {
     EXPECT_STATUS(CountClient::Open(dir(), CountJoin(guess)), StatusCode::kNotFound, "token");
   }
+  // Other processes, of the same user and of another one.
+  const std::string right(client.token().begin(), client.token().end());
+  EXPECT_STATUS(witness_->Call(absl::StrCat("count_join ", absl::BytesToHexString(right))), StatusCode::kNotFound,
+                "token");
   if (geteuid() != 0) return;
-  // The same process as another user: what its session has is not his.
-  std::thread thread([&] {
-    EXPECT_EQ(syscall(SYS_setresuid, -1, 65534, -1), 0);
-    const auto joined = client.Join();
-    EXPECT_FALSE(joined.ok());
-  });
-  thread.join();
+  ASSERT_OK(witness_->Call("setuid 65534"));
+  EXPECT_STATUS(witness_->Call(absl::StrCat("count_join ", absl::BytesToHexString(right))), StatusCode::kNotFound,
+                "token");
 }
 
 TEST_F(CountSocketHostileTest, RightsOfOtherUsers) {

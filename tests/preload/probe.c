@@ -281,8 +281,9 @@ static void command(char* line) {
   const char* first = strtok_r(NULL, " ", &rest);
   const char* second = strtok_r(NULL, " ", &rest);
   const char* third = strtok_r(NULL, " ", &rest);
-  if (strcmp(word, "exec") == 0) {
-    execv("/proc/self/exe", own_arguments);
+  if (strcmp(word, "exec") == 0) { /* itself, or this program with one argument */
+    char* const others[] = {(char*)first, (char*)second, NULL};
+    execv(first == NULL ? "/proc/self/exe" : first, first == NULL ? own_arguments : others);
     printf("%d\n", errno);
   } else if (strcmp(word, "getpid") == 0) {
     printf("0 %d\n", getpid());

@@ -250,6 +250,18 @@ TEST_F(PreloadSession, AnotherProgramInTheSameProcessBeginsAnew) {
   EXPECT_EQ(program.Ask("alloc plain 16M"), "0");
 }
 
+// Which may not use the GPU at all, and would say nothing.
+TEST_F(PreloadSession, AnotherProgramInTheSameProcessIsNotChargedForTheFirstOne) {
+  StartDaemon("64MiB");
+  Program program = Run("dlsym");
+  Program other = Run("dlsym");
+  EXPECT_EQ(program.Ask("alloc plain 60M"), "0");
+  EXPECT_EQ(other.Ask("alloc plain 8M"), "2");
+  program.Tell("exec /bin/sleep 1000");
+  EXPECT_TRUE(WaitFor([&] { return other.Ask("alloc plain 60M") == "0"; })) << Sessions();
+  EXPECT_TRUE(program.process().Running());
+}
+
 // --- What programs and daemons do ---
 
 TEST_F(PreloadSession, AProgramThatClosesAllDescriptorsIsCountedFurther) {
