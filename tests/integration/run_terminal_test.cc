@@ -77,6 +77,16 @@ TEST_F(RunTerminalTest, AShellStopsItAndGoesOnWithIt) {
   terminal->Press("that");
   terminal->Press(kLineFeed);
   EXPECT_TRUE(terminal->Shows("got that"));
+  // The shell gets its terminal back.
+  terminal->Press("clear");
+  terminal->Press("Enter");
+  ASSERT_TRUE(terminal->ShowsNoMore("Stopped"));
+  terminal->Press(absl::StrCat(RunCommand(), " sh -c 'kill -STOP $$; echo went on'"));
+  terminal->Press("Enter");
+  ASSERT_TRUE(terminal->Shows("Stopped"));
+  terminal->Press("fg");
+  terminal->Press("Enter");
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(terminal->Screen(), "\nwent on"); })) << terminal->Screen();
   terminal->Press("exit");
   terminal->Press("Enter");
   EXPECT_TRUE(terminal->Shows("exit=0"));

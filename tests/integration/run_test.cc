@@ -10,6 +10,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -108,6 +109,33 @@ TEST_F(RunTest, SessionsOfItsProcessesShareTheLimit) {
   EXPECT_TRUE(WaitFor([&] { return Claims() == 0; }));
 }
 
+// As in a container, where the daemon's directory may be in another place, and for programs that change their own.
+TEST_F(RunTest, TheProgramReachesTheDaemonAsVramctlDoes) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  const std::string here = MakeTempDir();
+  ASSERT_EQ(symlink(dir().c_str(), (here + "/there").c_str()), 0);
+  const std::string run = absl::StrCat("cd ", here, " && ", VramctlProgram(), " run --socket-dir=there");
+  const auto directory = [&](const std::string& flags) {
+    return RunProgram({"/bin/sh", "-c", absl::StrCat(run, flags, " -- printenv VRAMBROKER_SOCKET_DIR")},
+                      environment_.all)
+        .out;
+  };
+  EXPECT_THAT(directory(""), HasSubstr(absl::StrCat(here, "/there/claims/u", geteuid(), ".run-")));
+  EXPECT_EQ(directory(" --per-process"), here + "/there\n");
+  daemon_->Kill();
+  EXPECT_EQ(directory(" --if-available"), here + "/there\n");
+}
+
+TEST_F(RunTest, TheLibraryUnderstandsEachLimit) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  const std::map<std::string, std::string> limits = {
+      {"+0.5", "0.5"}, {" 8MiB", "8388608B"}, {"1.0", "1.0"}, {"0.0625", "0.0625"}, {"1.5GiB", "1610612736B"}};
+  for (const auto& [given, read] : limits) {
+    const RunResult result = RunShell({"--per-process", "--limit=" + given}, "printenv VRAMBROKER_LIMIT");
+    EXPECT_EQ(result.out, read + "\n") << given << result.err;
+  }
+}
+
 TEST_F(RunTest, AClaimThatIsThereIsJoinedAndStays) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_EQ(Ctl({"claim", "create", "team", "--limit=64MiB"}).exit_code, 0);
@@ -124,7 +152,7 @@ TEST_F(RunTest, WithoutAClaimTheLimitIsEachProcesss) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   const RunResult result =
       RunShell({"--per-process", "--limit=8MiB"}, "printenv VRAMBROKER_SOCKET_DIR VRAMBROKER_LIMIT");
-  EXPECT_EQ(result.out, absl::StrCat(dir(), "\n8MiB\n")) << result.err;
+  EXPECT_EQ(result.out, absl::StrCat(dir(), "\n8388608B\n")) << result.err;
 }
 
 TEST_F(RunTest, ItIsTransparent) {
@@ -407,6 +435,15 @@ TEST_F(RunAsUserTest, AUserRunsProgramsWithinItsRule) {
               HasSubstr("through the sockets of claim"));
 }
 
+TEST_F(RunAsUserTest, AClaimOfAnotherUserIsSaidBeforeTheProgramRuns) {
+  ASSERT_NO_FATAL_FAILURE(Begin({.config = "socket_mode: '0666'"}));
+  ASSERT_EQ(Ctl({"claim", "create", "mine"}).exit_code, 0);
+  const RunResult result = RunAs({"--claim=mine"}, "echo never");
+  EXPECT_EQ(result.exit_code, 125);
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, HasSubstr("the claim 'mine' is not for this user"));
+}
+
 TEST_F(RunAsUserTest, WhereThePolicyBoundsTheUserItRunsWithoutAClaim) {
   ASSERT_NO_FATAL_FAILURE(Begin({.config = "socket_mode: '0666' rules { name: 'users' uid: '65534' "
                                            "user_limit { bytes: '64MiB' } }"}));
@@ -414,7 +451,7 @@ TEST_F(RunAsUserTest, WhereThePolicyBoundsTheUserItRunsWithoutAClaim) {
   EXPECT_EQ(refused.exit_code, 125);
   EXPECT_THAT(refused.err, HasSubstr("bounds what it may have in all (user_limit)"));
   EXPECT_THAT(refused.err, HasSubstr("--per-process makes no claim"));
-  EXPECT_EQ(RunAs({"--limit=8MiB", "--per-process"}, "echo $VRAMBROKER_LIMIT").out, "8MiB\n");
+  EXPECT_EQ(RunAs({"--limit=8MiB", "--per-process"}, "echo $VRAMBROKER_LIMIT").out, "8388608B\n");
 }
 
 TEST_F(RunTest, WrongUseIsSaid) {

@@ -5,14 +5,18 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "allocator/base/names.h"
 #include "allocator/wire/admin_json.h"
@@ -113,6 +117,37 @@ absl::StatusOr<v1::Claim> JoinClaim(Daemon& daemon, const std::string& name) {
                                                     " puts sessions into it; --per-process does without"));
 }
 
+// Programs may change their directory.
+std::string SocketDirOf(const Context& context) {
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(context.socket_dir, error);
+  return error ? context.socket_dir : absolute.string();
+}
+
+// Where this process, and so the program, reaches the claim's sockets: in a container the daemon's directory may have
+// another path than outside.
+absl::StatusOr<std::string> SocketDirOf(const Context& context, const v1::Claim& claim) {
+  for (const std::string& dir : {absl::StrCat(SocketDirOf(context), "/claims/", claim.name()), claim.socket_dir()}) {
+    if (access(absl::StrCat(dir, "/vram-count.sock").c_str(), R_OK | W_OK) == 0) return dir;
+    if (errno == EACCES) {
+      return absl::PermissionDeniedError(absl::StrCat("the claim '", claim.name(),
+                                                      "' is not for this user, who cannot reach ", dir,
+                                                      ": see vramctl claim create --owner"));
+    }
+  }
+  return claim.socket_dir();
+}
+
+// As the library reads VRAMBROKER_LIMIT: a fraction has a point, and bytes have a unit.
+std::string LimitVariable(const std::string& text) {
+  v1::Limit limit;
+  if (!SetLimitOf("--limit", text, [&] { return &limit; }).ok()) return text;
+  if (limit.has_bytes()) return absl::StrCat(limit.bytes(), "B");
+  std::string fraction = absl::StrFormat("%.15f", limit.fraction());
+  fraction.erase(std::max(fraction.find_last_not_of('0') + 1, fraction.find('.') + 2));
+  return fraction;
+}
+
 // The GPUs of the claim, by UUID, for a program that would otherwise use the first one of all. Empty where the claim
 // has every device, or its devices are no GPUs.
 absl::StatusOr<std::string> VisibleDevices(Daemon& daemon, const v1::Claim& claim) {
@@ -134,6 +169,7 @@ absl::StatusOr<std::string> VisibleDevices(Daemon& daemon, const v1::Claim& clai
 struct Surroundings {
   bool has_daemon = false;
   v1::Claim claim;  // without a name: none
+  std::string socket_dir;
   std::string visible_devices;
 };
 
@@ -145,17 +181,26 @@ absl::StatusOr<Surroundings> SurroundingsFor(const Context& context) {
     if (flags.if_available) {
       std::fprintf(stderr, "vramctl: %s; the program runs without it, and nothing bounds or counts its memory\n",
                    std::string(daemon.status().message()).c_str());
-      return Surroundings();
+      return Surroundings{.socket_dir = SocketDirOf(context)};
     }
     return absl::UnavailableError(
         absl::StrCat(daemon.status().message(), "; --if-available runs the program without it"));
   }
-  if (flags.per_process) return Surroundings{.has_daemon = true};
+  if (flags.per_process) return Surroundings{.has_daemon = true, .socket_dir = SocketDirOf(context)};
   absl::StatusOr<v1::Claim> claim = flags.claim.empty() ? MakeClaim(*daemon, flags) : JoinClaim(*daemon, flags.claim);
+  if (absl::IsUnavailable(claim.status())) {  // in the words of gRPC
+    return absl::UnavailableError(
+        absl::StrCat("the daemon has given no claim (", claim.status().message(), "); try again"));
+  }
   if (!claim.ok()) return claim.status();
   absl::StatusOr<std::string> visible = VisibleDevices(*daemon, *claim);
   if (!visible.ok()) return visible.status();
-  return Surroundings{.has_daemon = true, .claim = *std::move(claim), .visible_devices = *std::move(visible)};
+  absl::StatusOr<std::string> socket_dir = SocketDirOf(context, *claim);
+  if (!socket_dir.ok()) return socket_dir.status();
+  return Surroundings{.has_daemon = true,
+                      .claim = *std::move(claim),
+                      .socket_dir = *std::move(socket_dir),
+                      .visible_devices = *std::move(visible)};
 }
 
 void Report(const Context& context, const v1::Claim& claim, int exit_code) {
@@ -204,11 +249,11 @@ absl::Status RunProgram(const Context& context) {
   const bool is_made = !claim.name().empty() && flags.claim.empty();
 
   Variables variables;
-  variables.Set("VRAMBROKER_SOCKET_DIR", claim.name().empty() ? context.socket_dir : claim.socket_dir());
+  variables.Set("VRAMBROKER_SOCKET_DIR", surroundings->socket_dir);
   if (!flags.limit.empty() && is_made) {
     variables.Remove("VRAMBROKER_LIMIT");  // the claim has it
   } else if (!flags.limit.empty()) {
-    variables.Set("VRAMBROKER_LIMIT", flags.limit);
+    variables.Set("VRAMBROKER_LIMIT", LimitVariable(flags.limit));
   }
   if (!flags.wait.empty()) {
     variables.Set("VRAMBROKER_WAIT", absl::StrCat(ParseWait("--wait", flags.wait).value(), "ms"));

@@ -117,6 +117,12 @@ void StopAsWell() {
   sigaction(SIGTSTP, &before, nullptr);
 }
 
+// A shell waits for it, and has left the terminal to it.
+bool IsInForeground() {
+  const UniqueFd terminal(open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC));
+  return terminal.valid() && tcgetpgrp(terminal.get()) == getpgrp();
+}
+
 // What has happened to the program by now; nullopt: it has not ended.
 std::optional<ProgramEnd> LookAt(pid_t child) {
   for (;;) {
@@ -130,8 +136,9 @@ std::optional<ProgramEnd> LookAt(pid_t child) {
     if (info.si_code == CLD_KILLED || info.si_code == CLD_DUMPED) {
       return ProgramEnd{.exit_code = 128 + info.si_status, .signal = info.si_status};
     }
-    // Who sends SIGSTOP means the program alone, and continues it alone.
-    if (info.si_status != SIGSTOP) StopAsWell();
+    // Who sends SIGSTOP means the program alone, and continues it alone. But a shell that waits in the foreground gets
+    // its terminal back only so.
+    if (info.si_status != SIGSTOP || IsInForeground()) StopAsWell();
   }
 }
 
