@@ -114,7 +114,7 @@ static int keep(struct charge* charge, uint64_t array, uint64_t bytes) {
   const uint64_t more = add(charge->account, bytes);
   const uint64_t less = drop(charge->account, charge->bytes);
   charge->bytes = bytes;
-  if (more > less && charge_more(charge, more - less) != 0) {
+  if (more > less && charge_more(charge, more - less, MAY_WAIT) != 0) {
     ledger_owe(charge->account, more - less);
     give_back(charge);
     return 0;

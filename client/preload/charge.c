@@ -35,11 +35,14 @@ int charge_again(const struct charge* charge, int error) {
   return 1;
 }
 
-int charge_more(struct charge* charge, uint64_t units) {
+int charge_more(struct charge* charge, uint64_t units, enum patience patience) {
   char message[MESSAGE_BYTES];
   int waited;
   if (charge->account == NULL) return 0;
-  if (ledger_take(charge->account, units, AT_ONCE, &waited, message) != 0) return -1;
+  if (ledger_take(charge->account, units, patience, &waited, message) != 0) {
+    if (patience == MAY_WAIT) charge_refuse(charge->what, charge->bytes, message);
+    return -1;
+  }
   charge->units += units;
   return 0;
 }

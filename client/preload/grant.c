@@ -128,7 +128,9 @@ static int keep(struct grant* grant, cu_address address, uint64_t bytes) {
   }
   unlock(&places);
   const uint64_t units = added < 0 ? 0 : (uint64_t)added;
-  if (added >= 0 && (units <= grant->charge.units || charge_more(&grant->charge, units - grant->charge.units) == 0)) {
+  const enum patience patience = grant->hopes ? NOW : MAY_WAIT; /* where it hoped it tries again */
+  if (added >= 0 &&
+      (units <= grant->charge.units || charge_more(&grant->charge, units - grant->charge.units, patience) == 0)) {
     charge_settle(&grant->charge, units);
     return 1;
   }

@@ -103,6 +103,7 @@ static int charge_or_undo(struct growth* growth, cu_device device, cu_exec* exec
     error = call;                                                                                   \
     const int refused = error == CU_OK && charge_or_undo(&growth, device, exec) != 0;               \
     unlock(&growing);                                                                               \
+    if (!refused && charge_again(&growth.waited, error)) continue;                                  \
     if (!refused) break;                                                                            \
     error = CU_OUT_OF_MEMORY;                                                                       \
     if (tries == MOST_TRIES ||                                                                      \

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/preload/growth.h"
 
-#include "client/preload/charge.h"
-
 int growth_prepare(struct growth* growth, uint64_t units) {
   char message[MESSAGE_BYTES];
   int waited;
@@ -44,9 +42,8 @@ void growth_owe(struct growth* growth, uint64_t* known, uint64_t now) {
 }
 
 int growth_again(struct growth* growth, const char* what, uint64_t bytes) {
-  struct charge charge;
   growth_end(growth);
-  if (charge_begin(&charge, growth->account, what, bytes, growth->missing, MAY_WAIT) != CU_OK) return 0;
+  if (charge_begin(&growth->waited, growth->account, what, bytes, growth->missing, MAY_WAIT) != CU_OK) return 0;
   growth->in_hand = growth->missing;
   return 1;
 }

@@ -2,17 +2,19 @@
  *
  * Memory that the driver takes by its own decision: what a pool, or a device's graphs, have reserved. How much is known
  * only after the call. What is certain is charged before, the rest then, and the caller undoes its call where that may
- * not be. None of it waits, so that a caller may hold a lock: growth_again() does.
+ * not be. None of it waits for memory, or for a daemon that is away, so that a caller may
+ * hold a lock: growth_again() does.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_GROWTH_H_
 #define VRAMBROKER_CLIENT_PRELOAD_GROWTH_H_
 
-#include "client/preload/ledger.h"
+#include "client/preload/charge.h"
 
 struct growth {
   struct account* account;
-  uint64_t in_hand; /* units that were charged before the call */
-  uint64_t missing; /* units that were refused */
+  uint64_t in_hand;     /* units that were charged before the call */
+  uint64_t missing;     /* units that were refused */
+  struct charge waited; /* of growth_again(), for charge_again() */
 };
 
 /* Before the call, which takes `units` more at least: without them it is not to be made. -1: so much may not be had. */

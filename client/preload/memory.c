@@ -78,9 +78,11 @@ int cuMemAllocManaged(cu_address* address, size_t bytes, unsigned int flags) {
 int cuMemFree_v2(cu_address address) {
   REAL(cuMemFree_v2);
   const struct freed freed = grant_forget(address);
+  const struct entry pointer = pools_forget(address);
   const int error = driver->cuMemFree_v2(address);
   grant_freed(&freed, error);
-  if (freed.account == NULL && error == CU_OK) pools_freed(address);
+  pools_freed(&pointer, error);
+  pools_read_if_freed();
   return error;
 }
 

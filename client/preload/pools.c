@@ -54,7 +54,11 @@ static void read_again(uint64_t key) {
   growth_owe(&growth, &known, reserved_units((cu_pool)(uintptr_t)key));
   lock(&places);
   struct entry* same = table_find(&pools, key);
-  if (same != NULL) same->more = known;
+  if (same != NULL) {
+    const uint64_t bytes = known * VRAMBROKER_COUNT_UNIT_BYTES;
+    same->more = known;
+    if (same->bytes > bytes) same->bytes = bytes; /* some went with their context */
+  }
   unlock(&places);
   if (known < before) __atomic_store_n(&may_have_shrunk, 1, __ATOMIC_RELAXED); /* perhaps not all of it yet */
 }
@@ -77,7 +81,7 @@ void pools_read(void) {
   unlock(&growing);
 }
 
-static void read_if_freed(void) {
+void pools_read_if_freed(void) {
   if (__atomic_load_n(&may_have_shrunk, __ATOMIC_RELAXED)) pools_read();
 }
 
@@ -183,7 +187,7 @@ static uint64_t least_growth(const struct request* request) {
   const uint64_t reserved = pool == NULL ? 0 : pool->more * VRAMBROKER_COUNT_UNIT_BYTES;
   const uint64_t in_use = pool == NULL ? 0 : pool->bytes;
   unlock(&places);
-  const uint64_t unused = in_use <= reserved ? reserved - in_use : reserved; /* the latter: some went with a context */
+  const uint64_t unused = reserved > in_use ? reserved - in_use : 0;
   return request->bytes > unused ? units_of(request->bytes - unused) : 0;
 }
 
@@ -233,10 +237,11 @@ static int allocate(struct request* request) {
   const int refused = account_of_pool(request->pool, request->stream, &growth.account);
   if (refused != CU_OK) return refused;
   if (growth.account == NULL) return ask_driver(request, from_pool);
-  for (int tries = 1;; tries++) {
+  for (int tries = 1;;) {
     const int result = try_once(request, from_pool, &growth, &error);
+    if (result == 0 && charge_again(&growth.waited, error)) continue;
     if (result == 0) break;
-    if (tries == MOST_TRIES || !growth_again(&growth, request->what, request->bytes)) {
+    if (tries++ == MOST_TRIES || !growth_again(&growth, request->what, request->bytes)) {
       error = CU_OUT_OF_MEMORY;
       break;
     }
@@ -271,8 +276,7 @@ int cuMemAllocFromPoolAsync_ptsz(cu_address* address, size_t bytes, cu_pool pool
 
 /* --- freeing --- */
 
-/* Before the driver frees it: another thread may get the same address at once. The pool in `more`, or 0. */
-static struct entry forget_pointer(cu_address address) {
+struct entry pools_forget(cu_address address) {
   struct entry forgotten = {.key = address};
   lock(&places);
   struct entry* pointer = table_find(&pointers, address);
@@ -284,13 +288,14 @@ static struct entry forget_pointer(cu_address address) {
   return forgotten;
 }
 
-static void pointer_freed(const struct entry* pointer) {
+void pools_freed(const struct entry* pointer, int error) {
   struct account* account = NULL;
   const uint64_t key = pointer->more;
   uint64_t units = 0;
   if (key == 0) return;
   lock(&places);
-  struct entry* pool = leaves_pool(pointer);
+  struct entry* pool = error == CU_OK ? leaves_pool(pointer) : NULL;
+  if (error != CU_OK) table_put(&pointers, pointer);                /* there is room: it was just removed */
   if (pool != NULL && (key & DESTROYED) != 0 && pool->count == 0) { /* the last of a destroyed pool */
     account = pool->owner;
     units = pool->more;
@@ -298,28 +303,16 @@ static void pointer_freed(const struct entry* pointer) {
   }
   unlock(&places);
   if (account != NULL) ledger_give(account, units);
-  __atomic_store_n(&may_have_shrunk, 1, __ATOMIC_RELAXED);
-}
-
-void pools_freed(cu_address address) {
-  const struct entry pointer = forget_pointer(address);
-  pointer_freed(&pointer);
-  read_if_freed();
+  if (error == CU_OK) __atomic_store_n(&may_have_shrunk, 1, __ATOMIC_RELAXED);
 }
 
 static int free_async(int (*real)(cu_address, cu_stream), cu_address address, cu_stream stream, int of_thread) {
   if (is_capturing(stream, of_thread)) return real(address, stream);
   const struct freed freed = grant_forget(address); /* memory of cuMemAlloc may be freed like this, too */
-  const struct entry pointer = forget_pointer(address);
+  const struct entry pointer = pools_forget(address);
   const int error = real(address, stream);
   grant_freed(&freed, error);
-  if (error == CU_OK) {
-    pointer_freed(&pointer);
-  } else if (pointer.more != 0) {
-    lock(&places);
-    table_put(&pointers, &pointer);
-    unlock(&places);
-  }
+  pools_freed(&pointer, error);
   return error;
 }
 
@@ -401,35 +394,35 @@ int cuMemPoolTrimTo(cu_pool pool, size_t bytes) {
 int cuStreamSynchronize(cu_stream stream) {
   REAL(cuStreamSynchronize);
   const int error = driver->cuStreamSynchronize(stream);
-  read_if_freed();
+  pools_read_if_freed();
   return error;
 }
 
 int cuStreamSynchronize_ptsz(cu_stream stream) {
   REAL(cuStreamSynchronize_ptsz);
   const int error = driver->cuStreamSynchronize_ptsz(stream);
-  read_if_freed();
+  pools_read_if_freed();
   return error;
 }
 
 int cuEventSynchronize(cu_event event) {
   REAL(cuEventSynchronize);
   const int error = driver->cuEventSynchronize(event);
-  read_if_freed();
+  pools_read_if_freed();
   return error;
 }
 
 int cuCtxSynchronize(void) {
   REAL(cuCtxSynchronize);
   const int error = driver->cuCtxSynchronize();
-  read_if_freed();
+  pools_read_if_freed();
   return error;
 }
 
 int cuCtxSynchronize_v2(cu_context context) {
   REAL(cuCtxSynchronize_v2);
   const int error = driver->cuCtxSynchronize_v2(context);
-  read_if_freed();
+  pools_read_if_freed();
   return error;
 }
 

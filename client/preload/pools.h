@@ -7,11 +7,16 @@
 #define VRAMBROKER_CLIENT_PRELOAD_POOLS_H_
 
 #include "client/preload/driver_api.h"
+#include "client/preload/table.h"
 
-/* An address that plain cuMemFree has freed may be of a pool. */
-void pools_freed(cu_address address);
+/* Before the driver frees an address, which may be of a pool: another thread may get the same one at once. */
+struct entry pools_forget(cu_address address);
+/* The driver has freed it (`error` is CU_OK), or not. */
+void pools_freed(const struct entry* forgotten, int error);
 /* What all pools have reserved is read again, unless one is just growing: then after the next synchronisation. */
 void pools_read(void);
+/* The same if anything was freed since. */
+void pools_read_if_freed(void);
 void pools_forget_all(void);
 
 /* Whether what is called on the stream goes into a graph. */

@@ -21,7 +21,8 @@ static struct {
   struct lock line;
   struct connection connection;
   enum { NEVER, OPEN, LOST, UNCOUNTED } state;
-  pid_t process; /* whose session this is */
+  pid_t process;    /* whose session this is */
+  int has_given_up; /* waiting for its first daemon */
   uint64_t generation;
   uint8_t token[16]; /* of this session, or of the one that was lost */
   int has_keeper;
@@ -194,6 +195,7 @@ static void lost(void) {
 enum line line_enter(int patient, char* message) {
   adopt_process();
   const uint64_t until = now_ms() + settings()->reconnect_ms;
+  int has_said = 0;
   for (;;) {
     lock(&session.line);
     if (session.state == OPEN && connection_is_ours(&session.connection)) return LINE_OPEN;
@@ -212,8 +214,13 @@ enum line line_enter(int patient, char* message) {
       return LINE_UNCOUNTED;
     }
     const int may_change = result == AGAIN || result == STARTS || (session.state == LOST && result != REFUSED);
+    const int is_first = session.state == NEVER && result == STARTS;
+    const int goes_on = patient && may_change && !(is_first && session.has_given_up) && now_ms() < until;
+    if (is_first && patient && !goes_on) session.has_given_up = 1; /* once: a program may ask for many figures */
     unlock(&session.line);
-    if (!patient || !may_change || now_ms() >= until) return LINE_REFUSED;
+    if (!goes_on) return LINE_REFUSED;
+    if (is_first && !has_said) say("%s It is waited for", message);
+    has_said |= is_first;
     sleep_ms(AGAIN_MS);
   }
 }
@@ -247,7 +254,7 @@ int session_wait(uint32_t device, uint64_t bytes, uint64_t wait_ms, uint64_t* ge
                  struct vrambroker_count_answer* answer) {
   char message[MESSAGE_BYTES];
   struct vrambroker_count_request request = {.version = VRAMBROKER_COUNT_VERSION, .call = VRAMBROKER_COUNT_JOIN};
-  if (line_enter(1, message) != LINE_OPEN) return -1;
+  if (line_enter(0, message) != LINE_OPEN) return -1;
   memcpy(request.token, session.token, sizeof request.token);
   *generation = ledger_generation();
   line_leave();

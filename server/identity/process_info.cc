@@ -48,27 +48,20 @@ absl::StatusOr<ProcessUser> UserOf(pid_t pid) {
 }
 
 std::optional<ProcessImage> ImageOf(pid_t pid) {
-  return ParseProcessImage(ReadProc(pid, "stat"));
-}
-
-std::optional<ProcessImage> ParseProcessImage(absl::string_view text) {
-  // The command's name is in brackets, and may have any character in it. The field after it is the third.
+  // PID (NAME) STATE ...: the name may have anything in it. By proc_pid_stat(5).
+  const std::string text = ReadProc(pid, "stat");
   const size_t name_end = text.rfind(')');
-  if (name_end == absl::string_view::npos) return std::nullopt;
+  if (name_end == std::string::npos) return std::nullopt;
   const std::vector<absl::string_view> fields =
-      absl::StrSplit(text.substr(name_end + 1), absl::ByAnyChar(" \n"), absl::SkipEmpty());
-  constexpr size_t kFirst = 3;
-  constexpr size_t kVirtualBytes = 23 - kFirst;
-  constexpr size_t kCode = 26 - kFirst;
-  constexpr size_t kStack = 28 - kFirst;
+      absl::StrSplit(absl::string_view(text).substr(name_end + 1), absl::ByAnyChar(" \n"), absl::SkipEmpty());
+  const auto read = [&fields](size_t field, uint64_t& number) {
+    return fields.size() > field - 3 && absl::SimpleAtoi(fields[field - 3], &number);
+  };
   constexpr uint64_t kNotTold = 1;
-  ProcessImage image;
   uint64_t virtual_bytes = 0;
-  if (fields.size() <= kStack || !absl::SimpleAtoi(fields[kVirtualBytes], &virtual_bytes) ||
-      !absl::SimpleAtoi(fields[kCode], &image.code) || !absl::SimpleAtoi(fields[kStack], &image.stack)) {
-    return std::nullopt;
-  }
-  // One that ends has no memory any more. In the middle of exec() it has, and both are 0.
+  ProcessImage image;
+  if (!read(23, virtual_bytes) || !read(26, image.code) || !read(28, image.stack)) return std::nullopt;
+  // One that ends has no memory any more. In the middle of exec() it has, and both numbers are 0.
   if (virtual_bytes == 0 || image.code == kNotTold) return std::nullopt;
   return image;
 }

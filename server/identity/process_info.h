@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "allocator/base/unique_fd.h"
 
 namespace vrambroker {
@@ -47,14 +46,13 @@ struct ProcessImage {
 
   friend bool operator==(const ProcessImage&, const ProcessImage&) = default;
 };
-// None when the process ends, or this process may not be told: it needs CAP_SYS_PTRACE for processes of other users.
+// None when the process ends, or may not be looked into: those of other users take CAP_SYS_PTRACE.
 std::optional<ProcessImage> ImageOf(pid_t pid);
 
-// For these, and for tests: the contents of /proc/PID/cgroup, /proc/PID/status and /proc/PID/stat.
+// For these, and for tests: the contents of /proc/PID/cgroup and /proc/PID/status.
 std::optional<std::string> ParseCgroup(const std::string& text);
 std::optional<ProcessUser> ParseProcessUser(const std::string& text);
 bool ParseHasInnerPid(const std::string& text);
-std::optional<ProcessImage> ParseProcessImage(absl::string_view text);
 
 }  // namespace vrambroker
 

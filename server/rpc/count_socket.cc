@@ -300,8 +300,10 @@ void CountSocket::Lose(const Lost& lost) {
   // Of a process that has ended the broker learns by itself.
   if (HasEnded(*caller.pidfd)) return;
   // exec() has freed what it had of a GPU: the driver's files are closed by it, and its memory went with the program.
+  // It does not undo what an operator has ended.
   const std::optional<ProcessImage> image = ImageOf(caller.pid);
-  if (image.has_value() && lost.image.has_value() && *image != *lost.image) {
+  const bool is_another = image.has_value() && lost.image.has_value() && *image != *lost.image;
+  if (is_another && lost.session->state() != SessionState::kEnded) {
     return broker_.Close(lost.session, "its process runs another program", CloseReason::kGoodbye);
   }
   broker_.Disconnect(lost.session);

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/preload/preload_fixture.h"
+#include "tests/support/util.h"
 
 namespace vrambroker::testing_support {
 namespace {
@@ -141,7 +142,9 @@ TEST_F(PreloadKinds, APoolTakesNothingThatCannotBeCharged) {
   daemon().Kill();
   EXPECT_EQ(program.Ask("alloc async 50M"), "2");
   ASSERT_TRUE(daemon().Restart().ok());
-  EXPECT_EQ(program.Ask("alloc async 2M"), "999") << "only the third call that could be charged";
+  std::string answer;
+  EXPECT_TRUE(WaitFor([&] { return (answer = program.Ask("alloc async 2M")) != "2"; })) << "the daemon is back";
+  EXPECT_EQ(answer, "999") << "the third call that could be charged";
 }
 
 TEST_F(PreloadKinds, NoGpuHasAllThatFitsIntoANumber) {

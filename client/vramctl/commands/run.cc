@@ -126,9 +126,9 @@ std::string SocketDirOf(const Context& context) {
 
 // Where this process, and so the program, reaches the claim's sockets: in a container the daemon's directory may have
 // another path than outside.
-absl::StatusOr<std::string> SocketDirOf(const Context& context, const v1::Claim& claim) {
+absl::StatusOr<std::string> SocketDirOfClaim(const Context& context, const v1::Claim& claim) {
   for (const std::string& dir : {absl::StrCat(SocketDirOf(context), "/claims/", claim.name()), claim.socket_dir()}) {
-    if (access(absl::StrCat(dir, "/vram-count.sock").c_str(), R_OK | W_OK) == 0) return dir;
+    if (access(absl::StrCat(dir, "/vram-count.sock").c_str(), W_OK) == 0) return dir;
     if (errno == EACCES) {
       return absl::PermissionDeniedError(absl::StrCat("the claim '", claim.name(),
                                                       "' is not for this user, who cannot reach ", dir,
@@ -195,7 +195,7 @@ absl::StatusOr<Surroundings> SurroundingsFor(const Context& context) {
   if (!claim.ok()) return claim.status();
   absl::StatusOr<std::string> visible = VisibleDevices(*daemon, *claim);
   if (!visible.ok()) return visible.status();
-  absl::StatusOr<std::string> socket_dir = SocketDirOf(context, *claim);
+  absl::StatusOr<std::string> socket_dir = SocketDirOfClaim(context, *claim);
   if (!socket_dir.ok()) return socket_dir.status();
   return Surroundings{.has_daemon = true,
                       .claim = *std::move(claim),

@@ -117,8 +117,9 @@ void StopAsWell() {
   sigaction(SIGTSTP, &before, nullptr);
 }
 
-// A shell waits for it, and has left the terminal to it.
-bool IsInForeground() {
+// A shell with job control waits for it, and has left the terminal to it.
+bool IsJobInForeground() {
+  if (getpgrp() != getpid()) return false;  // a script's
   const UniqueFd terminal(open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC));
   return terminal.valid() && tcgetpgrp(terminal.get()) == getpgrp();
 }
@@ -136,9 +137,9 @@ std::optional<ProgramEnd> LookAt(pid_t child) {
     if (info.si_code == CLD_KILLED || info.si_code == CLD_DUMPED) {
       return ProgramEnd{.exit_code = 128 + info.si_status, .signal = info.si_status};
     }
-    // Who sends SIGSTOP means the program alone, and continues it alone. But a shell that waits in the foreground gets
-    // its terminal back only so.
-    if (info.si_status != SIGSTOP || IsInForeground()) StopAsWell();
+    // Who sends SIGSTOP means the program alone, and continues it alone. But a shell that waits for its job gets its
+    // terminal back only if that stops, and continues it with `fg`.
+    if (info.si_status != SIGSTOP || IsJobInForeground()) StopAsWell();
   }
 }
 

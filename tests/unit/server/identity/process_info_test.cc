@@ -43,17 +43,6 @@ TEST(ProcessInfoTest, WhatIsInAContainerHasSeveralNumbers) {
   EXPECT_FALSE(IsInInnerPidNamespace(getpid()));
 }
 
-TEST(ProcessInfoTest, TheImageIsReadAfterTheName) {
-  const std::string before = "4711 (a) 1 b)) S 1 4711 4711 0 -1 4194304 1 0 0 0 1 2 0 0 20 0 1 0 99 ";
-  EXPECT_EQ(ParseProcessImage(before + "8192 10 18446744073709551615 100 200 300 0 0\n"),
-            (ProcessImage{.code = 100, .stack = 300}));
-  EXPECT_EQ(ParseProcessImage(before + "8192 10 18446744073709551615 0 0 0 0 0\n"), ProcessImage()) << "in exec()";
-  EXPECT_EQ(ParseProcessImage(before + "8192 10 18446744073709551615 1 1 0 0 0\n"), std::nullopt) << "not told";
-  EXPECT_EQ(ParseProcessImage(before + "0 0 18446744073709551615 0 0 0 0 0\n"), std::nullopt) << "it ends";
-  EXPECT_EQ(ParseProcessImage(before + "8192 10 18446744073709551615 100"), std::nullopt);
-  EXPECT_EQ(ParseProcessImage(""), std::nullopt);
-}
-
 TEST(ProcessInfoTest, AnExecMakesAnotherImage) {
   const std::optional<ProcessImage> own = ImageOf(getpid());
   ASSERT_TRUE(own.has_value());
@@ -62,12 +51,24 @@ TEST(ProcessInfoTest, AnExecMakesAnotherImage) {
     execl("/bin/sleep", "sleep", "1000", nullptr);
     _exit(1);
   }
-  while (CommandName(child) != "sleep") usleep(1000);
+  while (CommandName(child) != "sleep" || ImageOf(child) == ProcessImage()) usleep(1000);
   EXPECT_NE(ImageOf(child), own);
   EXPECT_EQ(ImageOf(child), ImageOf(child));
   kill(child, SIGKILL);
+  siginfo_t info = {};
+  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
+  EXPECT_EQ(ImageOf(child), std::nullopt) << "it has ended";
   waitpid(child, nullptr, 0);
-  EXPECT_EQ(ImageOf(child), std::nullopt);
+  EXPECT_EQ(ImageOf(child), std::nullopt) << "it has gone";
+}
+
+TEST(ProcessInfoTest, OtherUsersAreNotToldOfTheImage) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  const pid_t child = fork();
+  if (child == 0) _exit(setuid(65534) == 0 && !ImageOf(getppid()).has_value() ? 0 : 1);
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(ProcessInfoTest, ThisProcess) {
