@@ -2,8 +2,7 @@
  *
  * Memory that the driver takes by its own decision: what a pool, or a device's graphs, have reserved. How much is known
  * only after the call. What is certain is charged before, the rest then, and the caller undoes its call where that may
- * not be. None of it waits for memory, or for a daemon that is away, so that a caller may
- * hold a lock: growth_again() does.
+ * not be. Only growth_again() waits for memory, or for a daemon that is away: callers of the others may hold a lock.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_GROWTH_H_
 #define VRAMBROKER_CLIENT_PRELOAD_GROWTH_H_

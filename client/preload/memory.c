@@ -82,7 +82,7 @@ int cuMemFree_v2(cu_address address) {
   const int error = driver->cuMemFree_v2(address);
   grant_freed(&freed, error);
   pools_freed(&pointer, error);
-  pools_read_if_freed();
+  if (freed.account == NULL) pools_read_if_freed();
   return error;
 }
 
