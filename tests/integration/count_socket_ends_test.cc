@@ -258,6 +258,15 @@ TEST_F(CountSocketTest, ExecBeginsWithNothing) {
   EXPECT_EQ(CtlJson({"sessions"})["sessions"].size(), 1u);
 }
 
+TEST_F(CountSocketTest, ExecDoesNotUndoWhatAnOperatorHasEnded) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_OK_AND_ASSIGN(ClientProcess client, OpenProcess("client"));
+  ASSERT_OK(client.Call(absl::StrCat("charge ", 40_MiB)));
+  ASSERT_EQ(Ctl({"end", "client"}).exit_code, 0);
+  ASSERT_OK(client.Call("exec"));
+  EXPECT_STATUS(client.Call("count_hello again -"), StatusCode::kAborted, "an operator has ended the session");
+}
+
 TEST_F(CountSocketTest, AProcessMayChangeItsUser) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   ASSERT_NO_FATAL_FAILURE(Begin({.config = "socket_mode: '0666'"}));
