@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "tests/support/util.h"
+
 namespace vrambroker {
 namespace {
 
@@ -51,7 +53,8 @@ TEST(ProcessInfoTest, AnExecMakesAnotherImage) {
     execl("/bin/sleep", "sleep", "1000", nullptr);
     _exit(1);
   }
-  while (CommandName(child) != "sleep" || ImageOf(child) == ProcessImage()) usleep(1000);
+  EXPECT_TRUE(
+      testing_support::WaitFor([child] { return CommandName(child) == "sleep" && ImageOf(child) != ProcessImage(); }));
   EXPECT_NE(ImageOf(child), own);
   EXPECT_EQ(ImageOf(child), ImageOf(child));
   kill(child, SIGKILL);
