@@ -499,6 +499,36 @@ TEST_F(LeasedTest, ALeaseOverABrokenConnectionIsGivenBack) {
   EXPECT_OK(client.Allocate(40_MiB));
 }
 
+// The session does not break with them, so nothing takes back later what was leased without an answer.
+TEST_F(LeasedTest, LeasesAreExactWhereDescriptorConnectionsBreak) {
+  ASSERT_OK(StartDaemon());
+  const std::string proxy_dir = MakeTempDir();
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Proxy> proxy, Proxy::Start(proxy_dir, dir()));
+  ClientOptions options = Options("exact");
+  options.socket_dir = proxy_dir;
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> workers;
+  for (int i = 0; i < 2; ++i) {
+    workers.emplace_back([&] {
+      while (!stop) {
+        // Either is unavailable to a client whose second try fails like the first.
+        if (const absl::StatusOr<void*> segment = client.LeaseSegment(2_MiB); segment.ok()) {
+          (void)client.ReturnSegment(*segment);
+        }
+      }
+    });
+  }
+  for (int calls = 0; calls < 2000; calls = proxy->segment_calls()) {
+    proxy->Break(Proxy::Which::kDescriptors);
+    EXPECT_TRUE(WaitFor([&] { return proxy->segment_calls() > calls; }));
+  }
+  stop = true;
+  for (std::thread& worker : workers) worker.join();
+  EXPECT_TRUE(WaitFor([&] { return Listed("exact").reserved_bytes() == 0; })) << Listed("exact").reserved_bytes();
+  EXPECT_FALSE(absl::StrContains(daemon_->log(), "session disconnected"));
+}
+
 TEST_F(LeasedTest, ATraceGoesOnOverAResumedConnection) {
   ASSERT_OK(StartDaemon({.config = "record_events: 100"}));
   const std::string proxy_dir = MakeTempDir();

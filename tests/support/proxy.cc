@@ -106,8 +106,10 @@ void Proxy::Break(Which which) {
   }
   for (Connection& connection : broken) {
     *connection.fate = Fate::kLost;
-    shutdown(connection.client.get(), SHUT_RDWR);
     shutdown(connection.daemon.get(), SHUT_RDWR);
+    // Without a proxy, what is sent there has arrived, and the sender relies on that. Pass() ends the client's side
+    // once it has passed on what the daemon could send.
+    if (connection.which != Which::kDescriptors) shutdown(connection.client.get(), SHUT_RDWR);
   }
   for (Connection& connection : broken) {
     connection.up.join();

@@ -31,7 +31,8 @@ class Proxy {
 
   enum class Which { kBoth, kGrpc, kDescriptors };  // on which socket
 
-  // Breaks all connections, as they would if the network did. Nothing is held back any more.
+  // Breaks all connections, as they would if the network did. Nothing is held back any more. On the descriptor socket
+  // the client still gets what the daemon has sent, as it does over a socket of the kernel's.
   void Break(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_);
   // What clients send over the connections that there are is lost from now on.
   void Swallow() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kLost, Which::kBoth); }
