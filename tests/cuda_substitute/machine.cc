@@ -15,8 +15,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <map>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,7 +58,9 @@ struct Reference {
 // When a process began; 0 when it has gone. Tells processes apart that had the same number.
 uint64_t StartTime(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::ostringstream whole;
+  whole << file.rdbuf();  // an iterator would throw where the process goes between the two calls
+  const std::string text = whole.str();
   const size_t name_end = text.rfind(')');
   if (name_end == std::string::npos || name_end + 2 >= text.size()) return 0;
   char state = 0;

@@ -11,11 +11,11 @@
 #include <atomic>
 #include <csignal>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -334,7 +334,9 @@ TEST_P(ScopesTest, ASnapshotOfThePageHasOneFrameForABlock) {
 bool IsDeadlocked(pid_t child) {
   const auto read = [&](const char* file) {
     std::ifstream in(absl::StrCat("/proc/", child, "/", file));
-    return std::string(std::istreambuf_iterator<char>(in), {});
+    std::ostringstream text;
+    text << in.rdbuf();
+    return text.str();
   };
   // The number of the system call that it is in, "running" when in none; empty where the kernel does not tell.
   return read("syscall").starts_with(absl::StrCat(SYS_futex, " ")) &&
