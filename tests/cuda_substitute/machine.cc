@@ -139,6 +139,7 @@ void Count(SharedState* state, int device, uint64_t bytes) {
 // True while any process has an exported file open: each is locked, and all its copies with it.
 bool IsOpenSomewhere(const std::string& folder, uint64_t id) {
   const int fd = TryOpenFile(folder, id);
+  if (fd < 0) return false;  // who was about to export it has gone
   const bool locked = flock(fd, LOCK_EX | LOCK_NB) != 0;
   close(fd);
   return locked;

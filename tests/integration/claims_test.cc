@@ -415,7 +415,7 @@ TEST_F(ClaimsTest, RevokingGivesTheMemoryBack) {
   ASSERT_OK_AND_ASSIGN(ClientProcess dies, ConnectIn("team", "dies"));
   ASSERT_OK(dies.Call(absl::StrCat("alloc ", 20_MiB)));
   dies.process().Signal(SIGSTOP);  // it closes nothing
-  const RunResult late = Ctl({"claim", "rm", "team", "--revoke", "--wait", "--timeout=0.3"});
+  const RunResult late = Ctl({"claim", "rm", "team", "--revoke", "--wait", "--timeout=3"});
   EXPECT_EQ(late.exit_code, 1);
   EXPECT_TRUE(absl::StrContains(late.err, "is still there")) << late.err;
   EXPECT_STATUS(lives.Call(absl::StrCat("alloc ", 1_MiB)), StatusCode::kAborted, "");

@@ -184,7 +184,7 @@ TEST_F(ClosingTest, ASnapshotThatIsNotTakenDoesNotHoldItUp) {
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Proxy> proxy, Proxy::Start(proxy_dir, dir()));
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
   ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(Options("asked", proxy_dir)));
-  ASSERT_OK(raw.SetRecording(Ref("asked"), 20'000));
+  ASSERT_OK(client.SetRecording(20'000));
   std::vector<Buffer> buffers;
   for (int i = 0; i < 10'000; ++i) {
     ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(512));

@@ -161,11 +161,11 @@ void Proxy::Accept(const Listener& listener) {
       AwaitRelease();
       return true;
     };
+    MutexLock lock(mu_);  // from now on it is one that Break() and the others know
     connection.up =
         std::thread(&Pass, connection.client.get(), connection.daemon.get(), up, std::cref(drops_descriptors_));
     connection.down =
         std::thread(&Pass, connection.daemon.get(), connection.client.get(), down, std::cref(drops_descriptors_));
-    MutexLock lock(mu_);
     connections_.push_back(std::move(connection));
   }
 }

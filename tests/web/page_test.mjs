@@ -28,10 +28,14 @@ function expectedRows(sessions) {
   }).sort((a, b) => a.name.localeCompare(b.name));
 }
 
+// Clients report once a second, and at once when they are asked for a session alone.
+async function allReport(daemon) {
+  for (const {id} of (await daemon.vramctlJson('sessions')).sessions) await daemon.vramctl('summary', String(id));
+}
+
 // What vramctl says, as far as the page shows it.
 async function vramctlFigures(daemon) {
-  // Clients report once a second, and at once when they are asked for a session alone.
-  for (const {id} of (await daemon.vramctlJson('sessions')).sessions) await daemon.vramctl('summary', String(id));
+  await allReport(daemon);
   const {devices: [device]} = await daemon.vramctlJson('status');
   const {sessions} = await daemon.vramctlJson('sessions');
   let blocks = 0;
@@ -385,6 +389,7 @@ async function claims(browser, daemon) {
   const page = await Page.open(browser, daemon.url);
   const names = async () => (await page.rows()).map((row) => row.name).join(' ');
   await waitFor('the claim', async () => (await names()) === 'team-a trainer evaluator alone');
+  await allReport(daemon);
   const {claims: [claim]} = await daemon.vramctlJson('claim', 'ls');
   expectContains((await daemon.json('/api/v1/state')).claims[0], claim, 'state.claims');
   const [row] = await page.rows();
