@@ -31,6 +31,10 @@ if ! cmp -s package-lock.json installed; then
     || missing "npm ci failed: $(head -n 3 npm.log)"
   cp package-lock.json installed
 fi
+# The product's copy of the plotting library is that of its npm package.
+for file in dist/uPlot.iife.min.js dist/uPlot.min.css LICENSE; do
+  cmp "node_modules/uplot/$file" "$here/../../server/http/web/uplot/${file##*/}"
+done
 for test; do
   node "${test}_test.mjs" "$build" "${pictures[@]}"
 done

@@ -137,5 +137,3 @@ export class Chart {
     this.plot.destroy();
   }
 }
-
-export const canDraw = uPlot !== null;

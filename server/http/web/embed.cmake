@@ -24,14 +24,10 @@ foreach(name ${OWN})
   file(READ ${FOLDER}/${name} text)
   embed(${name} "${text}")
 endforeach()
-# A script for pages of old; a module here.
-file(READ ${CHARTS} text)
-if(CHARTS_CSS)
-  string(APPEND text "\nexport default uPlot;\n")
-  file(READ ${CHARTS_CSS} css)
-else()
-  set(css "/* built without charts */\n")
-endif()
+# uPlot is a script that names a variable; the page imports a module.
+file(READ ${FOLDER}/${CHARTS} text)
+string(APPEND text "\nexport default uPlot;\n")
+file(READ ${FOLDER}/${CHARTS_CSS} css)
 embed(charts.js "${text}")
 embed(charts.css "${css}")
 file(APPEND ${OUTPUT}.part "  });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What memory was used for over time: a device's in the last 15 minutes, or a session's since the page was opened.
-import {Chart, canDraw} from './chart.js';
+import {Chart} from './chart.js';
 import {el, setText} from './dom.js';
 import {moment, percent} from './format.js';
 import {historyOf} from './history.js';
@@ -20,7 +20,6 @@ function parts(answer) {
 }
 
 function draw(what, data) {
-  if (!canDraw) return;
   if (what !== shown) {
     chart?.remove();
     chart = null;
@@ -38,12 +37,6 @@ function draw(what, data) {
 export function startTimeline(parent) {
   box = el('div', {class: 'chart'});
   parent.append(box);
-  if (!canDraw) {
-    box.append(el('p', {class: 'absent'},
-      'This daemon was built without charts: npm was missing. Build it again with -DVRAMBROKER_WEB_CHARTS=ON; ' +
-      'the figures are at ', el('a', {href: '/api/v1/timeline'}, '/api/v1/timeline'), '.'));
-    return;
-  }
   onThemeChange(() => chart?.redraw());
 }
 
