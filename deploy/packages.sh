@@ -1,58 +1,118 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs the packages that vrambroker needs and that are missing; asks for root only then.
-# Usage: packages.sh build | packages.sh test (what the tests need in addition)
+# Installs the Debian or Ubuntu packages that vrambroker needs and that are missing; asks for root only then.
+# Usage: packages.sh WHAT; each WHAT brings those before it:
+#
+#   programs   what quickstart.sh builds
+#   build      with man pages, Debian packages, bundles, and all that tests compile
+#   test       the tests of tests/run.sh
+#   ci         those of tests/run.sh --all
 set -euo pipefail
+. "$(dirname "$0")/progress.sh"
 
-build=(git cmake ninja-build g++ pkg-config libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
-       libabsl-dev prometheus-cpp-dev libboost-dev zlib1g-dev libspdlog-dev libncurses-dev nlohmann-json3-dev
-       libcli11-dev libgtest-dev libgmock-dev curl dpkg-dev file help2man python3)
-# The web page's charts come from the npm registry. Debian's npm does not go with another vendor's Node.js.
-command -v npm >/dev/null || build+=(nodejs npm)
-test=("${build[@]}" ccache clang libclang-rt-dev clang-format abigail-tools python3-numpy python3-venv python3-yaml
-      mmdebstrap uidmap prometheus tmux zsh libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0)
-
-# Ubuntu has no such package as chromium; the tests in a browser are skipped there. Lint, containers and Slurm are for Debian 12 alone.
-# Its clang-tidy 22 comes with the security updates. It skips system headers, and so needs a third of the time that Debian's
-# default version needs.
+# A|B is the first that this distribution has.
+packages=(cmake ninja-build g++ pkg-config libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
+          prometheus-cpp-dev libboost-dev zlib1g-dev libspdlog-dev libncurses-dev nlohmann-json3-dev libcli11-dev)
+build=(git curl dpkg-dev file help2man python3 libgtest-dev libgmock-dev)
+test=(python3-numpy python3-venv python3-yaml python3-jsonschema tmux zsh prometheus abigail-tools libjemalloc2)
+ci=(ccache clang libclang-rt-dev clang-format mmdebstrap uidmap "libtcmalloc-minimal4|libtcmalloc-minimal4t64"
+    "libmimalloc2.0|libmimalloc3")
+# Debian's npm does not go with another vendor's Node.js.
+command -v npm > /dev/null || ci+=(nodejs npm)
+# Lint, containers and Slurm are for Debian 12 alone. Its clang-tidy 22 comes with the security updates. That version skips system
+# headers, and so needs a third of the time of Debian's default version. Ubuntu has no such package as chromium; the tests in a
+# browser are skipped there.
 case $(. /etc/os-release; echo "$ID-${VERSION_ID:-}") in
   debian-12)
-    test+=(chromium clang-tidy-22 podman crun containernetworking-plugins iproute2 iptables docker-compose libslurm-dev)
+    ci+=(chromium clang-tidy-22 podman crun containernetworking-plugins iproute2 iptables docker-compose libslurm-dev)
     # The files of deploy/kubernetes. Debian's kubectl does not go with another vendor's.
-    test+=(golang-go golang-github-masterminds-sprig-dev golang-k8s-sigs-yaml-dev python3-jsonschema)
-    command -v kubectl >/dev/null || test+=(kubernetes-client)
+    ci+=(golang-go golang-github-masterminds-sprig-dev golang-k8s-sigs-yaml-dev)
+    command -v kubectl > /dev/null || ci+=(kubernetes-client)
     ;;
-  debian-*) test+=(chromium) ;;
+  debian-*) ci+=(chromium) ;;
 esac
 
 case "${1:-}" in
-  build) wanted=("${build[@]}") ;;
-  test) wanted=("${test[@]}") ;;
-  *) echo "usage: $0 build|test" >&2; exit 2 ;;
+  programs) ;;
+  build) packages+=("${build[@]}") ;;
+  test) packages+=("${build[@]}" "${test[@]}") ;;
+  ci) packages+=("${build[@]}" "${test[@]}" "${ci[@]}") ;;
+  -h|--help) sed -n '4,10s/^# \{0,1\}//p' "$0"; exit ;;
+  *) echo "usage: $0 programs|build|test|ci" >&2; exit 2 ;;
 esac
 
-missing=()
-for package in "${wanted[@]}"; do
-  [ "$(dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null | cut -c1-2)" = ii ] || missing+=("$package")
-done
-[ ${#missing[@]} -eq 0 ] && exit 0
+fail() { printf '%s\n' "$0: $1" "${@:2}" >&2; exit 1; }
 
-echo "Installing: ${missing[*]}"
+if ! command -v apt-get > /dev/null; then
+  fail "this system has no apt-get. Install what these Debian packages hold, by the names of your distribution:" "${packages[*]//|/ or }" \
+    "Then build without this script: cmake --preset release -DVRAMBROKER_TESTS=OFF && cmake --build --preset release --target programs"
+fi
+
+is_installed() { [ "$(dpkg-query -W -f '${db:Status-Abbrev}' "$1" 2> /dev/null | cut -c1-2)" = ii ]; }
+missing=()
+for package in "${packages[@]}"; do
+  for name in ${package//|/ }; do is_installed "$name" && continue 2; done
+  missing+=("$package")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
 if [ "$(id -u)" -eq 0 ]; then
   root=()
-elif command -v sudo >/dev/null; then
+elif command -v sudo > /dev/null; then
   root=(sudo)
+  sudo -v || fail "sudo refuses; run $0 $1 as root"
 else
-  echo "$0: these packages are missing and need root to install: ${missing[*]}" >&2
-  exit 1
+  fail "these packages are missing, and there is no sudo. Run as root: apt-get install ${missing[*]//|/ or }"
 fi
-# A service that a package brings (prometheus) is not wanted running here; only its programs are.
+
+began=$SECONDS
+log=$(mktemp)
 policy=/usr/sbin/policy-rc.d
+our_policy=false
+trap 'rm -f "$log"; if $our_policy; then "${root[@]}" rm -f $policy; fi' EXIT
+apt() { "${root[@]}" env LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -y -o APT::Status-Fd=1 "$@" 2>> "$log"; }
+apt_failed() {
+  fail "apt-get failed, in: $1" "$(grep -v '^debconf: delaying' "$log" | tail -n 20)" \
+    "It needs a network, or another mirror of the distribution's packages in /etc/apt."
+}
+
+progress "reading the lists of packages"
+# Lists that cannot be fetched are a warning of apt-get's; lists of before may do.
+apt -qq update > /dev/null || apt_failed "update"
+names=()
+for package in "${missing[@]}"; do
+  for name in ${package//|/ }; do
+    if [[ $(LC_ALL=C apt-cache policy "$name") =~ Candidate:\ [^\(] ]]; then names+=("$name"); continue 2; fi
+  done
+  what="apt-get knows no package ${package//|/ or }"
+  case $package in clang-tidy-22) what+=", which Debian 12 has in its security updates: add bookworm-security to /etc/apt" ;; esac
+  fail "$what" "$(grep '^[WE]:' "$log" || true)"
+done
+
+install=(install --no-install-recommends "${names[@]}")
+summary=$(LC_ALL=C apt-get --assume-no "${install[@]}" 2> /dev/null || true)
+count=$(sed -n 's/.* \([0-9]*\) newly installed.*/\1/p' <<< "$summary")
+download=$(sed -n 's/^Need to get \([0-9.,]* [kMG]*B\).*/\1/p' <<< "$summary")
+disk=$(sed -n 's/^After this operation, \([0-9.,]* [kMG]*B\) .*used.*/\1/p' <<< "$summary")
+progress_end "${count:-?} packages, ${download:-nothing} to download, ${disk:-nothing} on disk: ${names[*]}"
+
+# A service that a package brings (prometheus) is not wanted running here; only its programs are.
 if [ ! -e $policy ]; then
-  printf '#!/bin/sh\nexit 101\n' | "${root[@]}" tee $policy >/dev/null
+  our_policy=true
+  printf '#!/bin/sh\nexit 101\n' | "${root[@]}" tee $policy > /dev/null
   "${root[@]}" chmod +x $policy
-  trap '"${root[@]}" rm -f $policy' EXIT
 fi
-"${root[@]}" apt-get update -qq
-"${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+unpacked=0 installed=0
+# Lines of apt's status: KIND:PACKAGE:PERCENT:TEXT.
+apt -qq "${install[@]}" | while IFS=: read -r kind _ percent text; do
+  case "$kind:$text" in
+    dlstatus:*) progress "downloaded ${percent%.*} % of ${download:-0 B} after $(clock $began)" ;;
+    pmstatus:Unpacking\ *) unpacked=$((unpacked + 1)) ;;
+    pmstatus:Installed\ *) installed=$((installed + 1)) ;;
+  esac
+  if [ "$kind" = pmstatus ]; then
+    progress "unpacked $unpacked and installed $installed of ${count:-?} packages after $(clock $began)"
+  fi
+done || apt_failed "install"
+progress_end "installed in $(clock $began)"

@@ -10,26 +10,30 @@
 #   --seconds N        how long the clients work before the killing (default 6)
 #   --device KIND      cuda, host, or auto (default): host where there is no GPU
 set -euo pipefail
+from=$PWD
 cd "$(dirname "$0")"
 
 bin_dir=""  # programs in one folder: a bundle
 if [ -x bin/vrambrokerd ]; then bin_dir=$PWD/bin; else cd ..; fi
 keep=false build_dir="" seconds=6 device=auto
 PATIENCE_SECONDS=300  # a busy machine is slow; what takes longer than this hangs
-BUILD_MINUTES=4  # of one processor; 2 minutes were measured on two
+usage_error() { echo "quickstart.sh: $1" >&2; exit 2; }
+needs_value() { [ -n "${2-}" ] || usage_error "$1 needs a value; see --help"; }
 while [ $# -gt 0 ]; do
   case "$1" in
     --keep) keep=true ;;
-    --build-dir) build_dir=${2:?--build-dir needs a folder}; shift ;;
-    --seconds) seconds=${2:?--seconds needs a number}; shift ;;
-    --device) device=${2:?--device needs a kind}; shift ;;
-    -h|--help) sed -n '3,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "quickstart.sh: unknown option '$1'; see --help" >&2; exit 2 ;;
+    --build-dir) needs_value "$@"; build_dir=$2; [[ $2 = /* ]] || build_dir=$from/$2; shift ;;
+    --seconds) needs_value "$@"; seconds=$2; shift ;;
+    --device) needs_value "$@"; device=$2; shift ;;
+    -h|--help) sed -n '4,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) usage_error "unknown option '$1'; see --help" ;;
   esac
   shift
 done
 
-[[ $seconds =~ ^[0-9]+$ ]] || { echo "quickstart.sh: --seconds needs a number, not '$seconds'" >&2; exit 2; }
+[[ $seconds =~ ^[0-9]{1,6}$ ]] || usage_error "--seconds needs a whole number below a million, not '$seconds'"
+case $device in auto|cuda|host) ;; *) usage_error "--device is auto, cuda or host, not '$device'" ;; esac
+[ -z "$build_dir" ] || [ -x "$build_dir/server/vrambrokerd" ] || usage_error "--build-dir: there is no $build_dir/server/vrambrokerd"
 
 say() { printf '\n== %s\n' "$*"; }
 fail() { printf '\nquickstart: FAILED: %s\n' "$*" >&2; exit 1; }
@@ -43,48 +47,51 @@ wait_until() {
   done
 }
 
-# build: builds all programs and libraries, and says every few seconds how far it is.
+# build: builds all programs and libraries, and says how far it is.
 build() {
-  local log=build/release/quickstart.log started=$SECONDS steps done=0 status=0 quiet=10
-  # What is left, by the steps so far; the first ones say little.
-  left() {
-    [ "${done:-0}" -lt 10 ] || printf ', about %d:%02d left' $(((SECONDS - started) * (steps - done) / done / 60)) \
-      $(((SECONDS - started) * (steps - done) / done % 60))
-  }
-  clock() { printf '%d:%02d' $(((SECONDS - started) / 60)) $(((SECONDS - started) % 60)); }
-  cmake --preset release > "$log" 2>&1 || { cat "$log" >&2; fail "cmake"; }
-  steps=$(cmake --build --preset release --target programs -- -n | grep -c '^\[' || true)
-  if [ "$steps" = 0 ]; then echo "  everything is built"; return; fi
-  printf '  the daemon, vramctl, the client libraries and the demos: %d steps on %d processors\n' "$steps" "$(nproc)"
-  [ "$steps" -lt 40 ] || printf '  about %d minutes the first time\n' $((BUILD_MINUTES / $(nproc) + 1))
+  local log=build/release/quickstart.log began=$SECONDS done=0 steps=0 status=0 first=true line
+  mkdir -p build/release
+  # Tests need packages that quickstart.sh does not install. A folder that is configured already stays as it is.
+  if [ ! -f build/release/build.ninja ]; then
+    progress "configuring"
+    cmake --preset release -DVRAMBROKER_TESTS=OFF > "$log" 2>&1 || { cat "$log" >&2; fail "cmake"; }
+  fi
   : > "$log"
   cmake --build --preset release --target programs >> "$log" 2>&1 &
   local build=$!
   trap 'kill $build 2>/dev/null || true' EXIT
   while kill -0 $build 2>/dev/null; do
-    done=$(sed -n 's,^\[\([0-9]*\)/.*,\1,p' "$log" | tail -n 1)
-    if [ -t 1 ]; then
-      printf '\r  %d of %d steps done after %s%s ' "${done:-0}" "$steps" "$(clock)" "$(left)"
-    elif [ $((++quiet)) -gt 10 ]; then
-      printf '  %d of %d steps done after %s%s\n' "${done:-0}" "$steps" "$(clock)" "$(left)"
-      quiet=0
+    # The newest "[DONE/STEPS] what" of ninja's. Before its steps it may run CMake again, and counts that by itself.
+    line=$(grep '^\[[0-9]*/[0-9]*\]' "$log" | grep -v '\] Re-' | tail -n 1 || true)
+    if [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]]; then
+      done=${BASH_REMATCH[1]} steps=${BASH_REMATCH[2]}
+      if $first; then
+        progress_end "the daemon, vramctl, the client libraries and the demos: $steps steps on $(nproc) processors"
+        first=false
+      fi
+      progress "$done of $steps steps after $(clock $began)$(left)"
     fi
-    sleep 1
+    sleep 0.5
   done
   wait $build || status=$?
   trap - EXIT
-  if [ -t 1 ]; then echo; fi
   if [ $status != 0 ]; then cat "$log" >&2; fail "the build"; fi
-  printf '  built in %s\n' "$(clock)"
+  if grep -q 'no work to do' "$log"; then progress_end "everything is built"; else progress_end "built in $(clock $began)"; fi
+}
+# left: what the steps so far let expect of the others; the first ones say too little. Uses variables of build.
+left() {
+  local seconds=$(((SECONDS - began) * (steps - done) / (done + 1)))
+  if [ "$done" -lt $((steps / 20)) ]; then return; fi
+  if [ $seconds -lt 60 ]; then echo ", less than a minute left"; else echo ", about $(((seconds + 59) / 60)) minutes left"; fi
 }
 
 if [ -z "$build_dir$bin_dir" ]; then
+  . deploy/progress.sh
   say "Packages"
-  ./deploy/packages.sh build
+  ./deploy/packages.sh programs
   echo "  all are installed"
   say "Build"
   build_dir=build/release
-  mkdir -p $build_dir
   build
 fi
 if [ -n "$build_dir" ]; then

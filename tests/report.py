@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table at the end of run.sh, and the last lines of what failing tests printed: report.py FOLDER BEGAN
+"""The table at the end of run.sh, why tests were skipped, and the last lines of what failing tests printed: report.py FOLDER BEGAN
 
 FOLDER has `phases` (name, seconds, ok or FAILED, by tabs) and what ctest wrote of each preset's tests (PRESET.xml). BEGAN is when
 run.sh began, in seconds since 1970: what was compiled later is in the build folders' .ninja_log.
 """
+import collections
 import pathlib
 import re
 import sys
@@ -48,6 +49,20 @@ def print_slowest(title, rows):
             print(f"{seconds:8.1f} s  {name}")
 
 
+def reason(output):
+    """Why a test was skipped: the line after GoogleTest's "FILE:LINE: Skipped", or the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no reason given"]
+    said = [after for line, after in zip(lines, lines[1:]) if line.endswith(": Skipped")]
+    return said[0] if said else lines[-1]
+
+
+def print_skipped(outputs):
+    if outputs:
+        print("\nSkipped")
+        for why, count in collections.Counter(reason(output) for output in outputs).most_common():
+            print(f"{count:8}    {why}")
+
+
 def print_failures(failures):
     """The end of a long log is what people get to see, so the reason has to stand there."""
     for name, output in failures[:MOST_FAILURES]:
@@ -72,6 +87,7 @@ def main():
     print(f"{clock(total):>6}  {len(everything):>5}  in all")
     print_slowest("Slowest to compile; TARGET_N.cc is several files", compiled_since(began))
     print_slowest("Slowest tests", [(seconds, name) for seconds, name, *_ in everything])
+    print_skipped([output for _, _, result, output in everything if result not in ("run", "fail")])
     print_failures([(name, output) for _, name, result, output in everything if result == "fail"])
     passed, failed = (sum(result == wanted for _, _, result, _ in everything) for wanted in ("run", "fail"))
     print(f"\n{passed} passed, {failed} failed, {len(everything) - passed - failed} skipped")

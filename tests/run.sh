@@ -3,7 +3,8 @@
 #
 # Installs what is missing, builds vrambroker with warnings as errors, and runs its tests. Ends with a table of what took how long.
 #
-#   --all      also checks layout and lint, tests under sanitizers, and fuzzes: all that CI does
+#   --all      all that CI does: also layout and lint, packages, containers, other Debians, Slurm, sanitizers, fuzzing. Layout to
+#              Slurm are for Debian 12 with its security updates
 #   --jobs N   compile with N processes (default: the number of processors), test with a few more
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,8 +14,12 @@ while [ $# -gt 0 ]; do
   case "$1" in
     --all) all=true ;;
     --quick) ;;  # was the name of what is now the default
-    --jobs) jobs=${2:?--jobs needs a number}; shift ;;
-    -h|--help) sed -n '4,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --jobs)
+      [[ ${2-} =~ ^[1-9][0-9]*$ ]] || { echo "run.sh: --jobs needs a number of processes, not '${2-}'" >&2; exit 2; }
+      jobs=$2
+      shift
+      ;;
+    -h|--help) sed -n '4,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "run.sh: unknown option '$1'; see --help" >&2; exit 2 ;;
   esac
   shift
@@ -71,13 +76,17 @@ run_tests() {  # many of them wait
 }
 
 start_phase "Packages"
-./deploy/packages.sh test
+./deploy/packages.sh "$($all && echo ci || echo test)"
+echo "  all are installed"
 
 start_phase "Release build, warnings are errors"
 build ci
 start_phase "Release tests"
 run_tests ci
-$all || exit 0
+if ! $all; then
+  printf '\nLeft out: layout, lint, packages, containers, other Debians, Slurm, sanitizers, fuzzing. --all runs them.\n'
+  exit 0
+fi
 
 if [ "$judge" = ON ]; then
   start_phase "Layout (clang-format)"
@@ -93,6 +102,10 @@ if [ "$judge" = ON ]; then
   tests/preload/roots/run.sh build/ci
   start_phase "Slurm"
   tests/slurm/run.sh build/ci
+  start_phase "Bare Debian 12 and 13"
+  tests/platforms/run.sh
+else
+  printf '\nLeft out: layout, lint, packages, containers, other Debians, Slurm. They are for Debian 12.\n'
 fi
 
 start_phase "AddressSanitizer and UndefinedBehaviorSanitizer build"

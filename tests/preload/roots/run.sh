@@ -3,44 +3,20 @@
 #
 # libvrambroker-preload.so in the root folders of Debian 11, 12 and 13, each with its own C library and Python, with a daemon of a
 # build outside: in_root.py. Usage: run.sh BUILD_DIR [SUITE...]
-#
-# Everything is made in a memory file system of a mount namespace of its own, and runs in a pid namespace of its own. So nothing is
-# left when this is interrupted: no mount, no process, no folder but an empty one after SIGKILL.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../../support/shell.sh"
+. "$here/../../support/roots.sh"
 
-if [ "${1-}" != inside ]; then
-  build_dir=$(realpath "$1")
-  shift
-  if [ "$(id -u)" -ne 0 ]; then
-    echo "Skipped: making root folders and entering them needs root."
-    exit
-  fi
-  command -v mmdebstrap > /dev/null || fail "needs mmdebstrap: deploy/packages.sh test"
-  work=$(mktemp -d)
-  # Only the mount point is on a real disk, and empty. unshare ignores SIGTERM.
-  child=
-  trap '[ -z "$child" ] || kill -KILL $child 2> /dev/null || true; wait; rmdir "$work"' EXIT
-  trap 'exit 130' INT TERM HUP
-  setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child "$here/run.sh" inside "$work" "$build_dir" "${@:-}" &
-  child=$!
-  wait $child
-  exit
-fi
-
+[ "${1-}" = inside ] || in_own_namespaces 3G "$(realpath "$1")" "${@:2}"
 work=$2 build_dir=$3
 shift 3
-[ -n "${1-}" ] || set -- bullseye bookworm trixie
-mount -t tmpfs -o size=3G,mode=755 tmpfs "$work"
-mount -t proc proc /proc
+[ $# -gt 0 ] || set -- bullseye bookworm trixie
 export TMPDIR=$work/tmp
 mkdir "$TMPDIR" "$work/machine" "$work/sockets" "$work/test"
 explain() { tail -n 30 "$work"/*.log; }
 
-# The mirror that this machine uses.
-mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Identifier: Packages' | awk '$1 == "Debian" { print $2; exit }')
-[ -n "$mirror" ] || fail "apt knows no mirror of Debian"
+mirror=$(mirror_of_debian)
 say "Root folders of $*"
 makers=()
 for suite in "$@"; do

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Root folders of Debian, made by mmdebstrap, for scripts that test in them. To be sourced, after shell.sh.
+
+# in_own_namespaces SIZE "$@": runs the calling script again, in a mount and a pid namespace of its own, and ends with it. There its
+# first argument is "inside", its second a memory file system of SIZE, and the rest those given. So nothing is left when the script is
+# interrupted: no mount, no process, no folder but an empty one after SIGKILL.
+in_own_namespaces() {
+  local size=$1 work child=
+  shift
+  if [ "$(id -u)" -ne 0 ]; then
+    echo "Skipped: making root folders and entering them needs root."
+    exit
+  fi
+  command -v mmdebstrap > /dev/null || fail "needs mmdebstrap: deploy/packages.sh ci"
+  work=$(mktemp -d)
+  # unshare ignores SIGTERM.
+  trap '[ -z "$child" ] || kill -KILL $child 2> /dev/null || true; wait; rmdir "$work"' EXIT
+  trap 'exit 130' INT TERM HUP
+  # shellcheck disable=SC2016  # for the inner shell
+  setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child sh -e -c '
+    mount -t tmpfs -o "size=$1,mode=755" tmpfs "$3"
+    mount -t proc proc /proc
+    script=$2 work=$3
+    shift 3
+    exec "$script" inside "$work" "$@"' sh "$size" "$(realpath "$0")" "$work" "$@" &
+  child=$!
+  wait $child
+  exit
+}
+
+# mirror_of_debian: the one that this machine uses.
+mirror_of_debian() {
+  local mirror
+  mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Identifier: Packages' | awk '$1 == "Debian" { print $2; exit }')
+  [ -n "$mirror" ] || fail "apt knows no mirror of Debian"
+  echo "$mirror"
+}
