@@ -71,7 +71,12 @@ log=$(mktemp)
 policy=/usr/sbin/policy-rc.d
 our_policy=false
 trap 'rm -f "$log"; if $our_policy; then "${root[@]}" rm -f $policy; fi' EXIT
-apt() { "${root[@]}" env LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -y -o APT::Status-Fd=1 "$@" 2>> "$log"; }
+# apt ARGUMENTS...: writes its status, and leaves all else in the log. The status has a descriptor of its own, which apt-get closes
+# for the packages' scripts; sudo passes none on but the standard ones.
+apt() {
+  "${root[@]}" env LC_ALL=C DEBIAN_FRONTEND=noninteractive \
+    sh -c 'exec apt-get -y -qq -o APT::Status-Fd=3 "$@" 3>&1 >&2' sh "$@" 2>> "$log"
+}
 apt_failed() {
   fail "apt-get failed, in: $1" "$(grep -v '^debconf: delaying' "$log" | tail -n 20)" \
     "It needs a network, or another mirror of the distribution's packages in /etc/apt."
@@ -79,7 +84,7 @@ apt_failed() {
 
 progress "reading the lists of packages"
 # Lists that cannot be fetched are a warning of apt-get's; lists of before may do.
-apt -qq update > /dev/null || apt_failed "update"
+apt update > /dev/null || apt_failed "update"
 names=()
 for package in "${missing[@]}"; do
   for name in ${package//|/ }; do
@@ -105,7 +110,7 @@ if [ ! -e $policy ]; then
 fi
 unpacked=0 installed=0
 # Lines of apt's status: KIND:PACKAGE:PERCENT:TEXT.
-apt -qq "${install[@]}" | while IFS=: read -r kind _ percent text; do
+apt "${install[@]}" | while IFS=: read -r kind _ percent text; do
   case "$kind:$text" in
     dlstatus:*) progress "downloaded ${percent%.*} % of ${download:-0 B} after $(clock $began)" ;;
     pmstatus:Unpacking\ *) unpacked=$((unpacked + 1)) ;;

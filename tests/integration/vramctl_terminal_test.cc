@@ -49,6 +49,15 @@ class VramctlViewsTest : public VramctlDaemonTest {
   }
 };
 
+// ---- hold ----
+
+TEST_F(VramctlViewsTest, HoldOnATerminalSaysWhichKeyEndsIt) {
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> hold, Terminal::Start(Command({"hold", "1000"}), 120, 24));
+  EXPECT_TRUE(hold->Shows("until interrupted (Ctrl-C)"));
+  hold->Press("C-c");
+  EXPECT_EQ(hold->End(), "exit=0 plain");
+}
+
 // ---- trace ----
 
 TEST_F(VramctlViewsTest, TraceShowsWhatItWaitsFor) {

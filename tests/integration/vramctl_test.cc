@@ -233,6 +233,8 @@ TEST_F(VramctlTest, HoldVerifiesAndGivesBackWhenInterrupted) {
                        ChildProcess::Start({VramctlProgram(), "hold", "1000", "--socket_dir=" + dir()}));
   ASSERT_OK_AND_ASSIGN(const std::string line, hold->ReadLine());
   EXPECT_TRUE(StrContains(line, "holding 1000 B as session")) << line;
+  // In the background no key interrupts a program.
+  EXPECT_EQ(hold->ReadLine().value_or(""), absl::StrCat("until ended (kill ", hold->pid(), ")"));
   hold->Signal(SIGINT);
   EXPECT_TRUE(StrContains(hold->ReadRest(), "gave 1000 B back"));
   EXPECT_EQ(hold->Wait().value_or(-1), 0);

@@ -6,14 +6,14 @@
 # first argument is "inside", its second a memory file system of SIZE, and the rest those given. So nothing is left when the script is
 # interrupted: no mount, no process, no folder but an empty one after SIGKILL.
 in_own_namespaces() {
-  local size=$1 work child=
+  local size=$1
   shift
   if [ "$(id -u)" -ne 0 ]; then
     echo "Skipped: making root folders and entering them needs root."
     exit
   fi
   command -v mmdebstrap > /dev/null || fail "needs mmdebstrap: deploy/packages.sh ci"
-  work=$(mktemp -d)
+  work=$(mktemp -d) child=""
   # unshare ignores SIGTERM.
   trap '[ -z "$child" ] || kill -KILL $child 2> /dev/null || true; wait; rmdir "$work"' EXIT
   trap 'exit 130' INT TERM HUP

@@ -161,10 +161,12 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
     std::printf(
         "holding %s as session %llu (%s), pid %d: segment %llu offset %llu, mapped at %p, limit %s; pattern "
         "written\n"
-        "until interrupted (Ctrl-C)\n",
+        "until %s\n",
         FormatBytes(buffer->size()).c_str(), static_cast<unsigned long long>(session), client->name().c_str(), getpid(),
         static_cast<unsigned long long>(buffer->segment_id()), static_cast<unsigned long long>(buffer->offset_bytes()),
-        buffer->data(), FormatBytes(client->limit_bytes(context.device)).c_str());
+        buffer->data(), FormatBytes(client->limit_bytes(context.device)).c_str(),
+        tcgetpgrp(STDIN_FILENO) == getpgrp() ? "interrupted (Ctrl-C)"
+                                             : absl::StrCat("ended (kill ", getpid(), ")").c_str());
   }
   if (std::fflush(stdout) != 0)
     return absl::DataLossError(absl::StrCat("the output was not written: ", std::strerror(errno)));
