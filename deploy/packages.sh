@@ -75,11 +75,12 @@ trap 'rm -f "$log"; if $our_policy; then "${root[@]}" rm -f $policy; fi' EXIT
 # for the packages' scripts; sudo passes none on but the standard ones.
 apt() {
   "${root[@]}" env LC_ALL=C DEBIAN_FRONTEND=noninteractive \
-    sh -c 'exec apt-get -y -qq -o APT::Status-Fd=3 "$@" 3>&1 >&2' sh "$@" 2>> "$log"
+    sh -c 'exec apt-get -y -qq -o APT::Status-Fd=3 -o DPkg::Lock::Timeout=300 "$@" 3>&1 >&2' sh "$@" 2>> "$log"
 }
 apt_failed() {
-  fail "apt-get failed, in: $1" "$(grep -v '^debconf: delaying' "$log" | tail -n 20)" \
-    "It needs a network, or another mirror of the distribution's packages in /etc/apt."
+  local advice=""
+  if grep -q 'Failed to fetch' "$log"; then advice="It needs a network, or another mirror of the distribution's packages in /etc/apt."; fi
+  fail "apt-get $1 failed:" "$(grep -v '^debconf: delaying' "$log" | tail -n 20)" "$advice"
 }
 
 progress "reading the lists of packages"
@@ -100,7 +101,7 @@ summary=$(LC_ALL=C apt-get --assume-no "${install[@]}" 2> /dev/null || true)
 count=$(sed -n 's/.* \([0-9]*\) newly installed.*/\1/p' <<< "$summary")
 download=$(sed -n 's/^Need to get \([0-9.,]* [kMG]*B\).*/\1/p' <<< "$summary")
 disk=$(sed -n 's/^After this operation, \([0-9.,]* [kMG]*B\) .*used.*/\1/p' <<< "$summary")
-progress_end "${count:-?} packages, ${download:-nothing} to download, ${disk:-nothing} on disk: ${names[*]}"
+progress_end "${count:-some} packages, ${download:-nothing} to download, ${disk:-nothing} on disk: ${names[*]}"
 
 # A service that a package brings (prometheus) is not wanted running here; only its programs are.
 if [ ! -e $policy ]; then
@@ -117,7 +118,7 @@ apt "${install[@]}" | while IFS=: read -r kind _ percent text; do
     pmstatus:Installed\ *) installed=$((installed + 1)) ;;
   esac
   if [ "$kind" = pmstatus ]; then
-    progress "unpacked $unpacked and installed $installed of ${count:-?} packages after $(clock $began)"
+    progress "unpacked $unpacked and installed $installed of ${count:-some} packages after $(clock $began)"
   fi
 done || apt_failed "install"
 progress_end "installed in $(clock $began)"
