@@ -283,7 +283,7 @@ static void run_options(void) {
   CHECK_OK(vrambroker_connect(&options.known, &client));
   CHECK_OK(vrambroker_disconnect(client));
   options.known.limit = "many";
-  CHECK_FAILS(vrambroker_connect(&options.known, &client), VRAMBROKER_INVALID_ARGUMENT, "limit 'many'");
+  CHECK_FAILS(vrambroker_connect(&options.known, &client), VRAMBROKER_INVALID_ARGUMENT, "limit: 'many'");
   CHECK(client == NULL);
   options.known.limit = NULL;
   options.known.alloc_conf = "max_split_size_mb:none";

@@ -108,7 +108,7 @@ def refusal_faults(vramctl, folder):
         ("a start alone", [file("start.trace", b"seg 512 0 small\nb 512\n")], r"start\.trace: has no operations"),
         ("a bad start", [file("seg.trace", b"seg 512 0 small\ne\n")], r"seg\.trace: line 2: the start before it: "),
         ("no trace", [], r"FILE is required; see vramctl replay --help"),
-        ("two traces", [good, good], r"surplus argument .*; see vramctl replay --help"),
+        ("two traces", [good, good], r"unexpected argument .*; see vramctl replay --help"),
     ]
     for what, args, pattern in cases:
         for mode in ([], ["--per-op"]):
