@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "allocator/base/amounts.h"
 #include "allocator/base/command_line.h"
 #include "allocator/base/nearest_word.h"
 #include "allocator/base/utf8.h"
@@ -52,6 +53,12 @@ std::function<std::string(const std::string&)> Between(double least, double most
     const bool good = absl::SimpleAtod(text, &value) && value >= least && value <= most;
     return good ? std::string() : absl::StrFormat("%s is not a number from %.9g to %.0f", text, least, most);
   };
+}
+
+// A duration with its unit as seconds, which is what numbers without one are.
+std::string InSeconds(std::string text) {
+  const absl::StatusOr<absl::Duration> time = ParseTime(text);
+  return time.ok() ? absl::StrFormat("%.9g", absl::ToDoubleSeconds(*time)) : text;
 }
 
 // gRPC carries text as UTF-8 only, and so much of it.
@@ -156,8 +163,9 @@ CommandLine::CommandLine()
   app_->add_option("--format", format_, "text, or json for scripts.")
       ->type_name("FORMAT")
       ->check(CLI::IsMember({"text", "json"}));
-  app_->add_option("--timeout", timeout_seconds_, "How long to wait for the daemon. Default: 30.")
+  app_->add_option("--timeout", timeout_seconds_, "How long to wait for the daemon, as 90 or 1m30s. Default: 30.")
       ->type_name("SECONDS")
+      ->transform(InSeconds)
       ->check(Between(0.01, 86400));
   app_->footer(kFooter);
   AddCommandsThatShow();
@@ -215,7 +223,8 @@ void CommandLine::AddCommandsThatShow() {
       Add(kShow, "watch", "Write devices and sessions as a line of JSON at each interval, for scripts.",
           [this] { return Watch(context_); });
   watch->add_option("--interval", context_.interval, "Seconds between two lines, 0.1 to 3600. Default: 1.")
-      ->type_name("SECONDS");
+      ->type_name("SECONDS")
+      ->transform(InSeconds);
   watch->add_option("--count", context_.count, "Stop after N lines. Default: write until interrupted.")
       ->type_name("N")
       ->check(Between(0, 4294967295));
@@ -511,6 +520,7 @@ void CommandLine::AddTools() {
                                    ->add_option("--seconds", context_.trace.seconds,
                                                 "How long, 0.1 to 86400. Default: 10. Ctrl-C ends it early.")
                                    ->type_name("SECONDS")
+                                   ->transform(InSeconds)
                                    ->check(Between(0.1, 86400));
   trace
       ->add_flag("--until-oom", context_.trace.until_oom,

@@ -246,6 +246,7 @@ TEST_F(CommandLineTest, OptionsStandAnywhereWithDashesOrUnderscores) {
 
 TEST_F(CommandLineTest, ASilentDaemonIsWaitedForAloudAndAsLongAsWanted) {
   daemon_->process().Signal(SIGSTOP);
+  EXPECT_THAT(Ctl({"status", "--timeout=300ms"}).err, HasSubstr("did not answer within 300ms"));
   const RunResult given_up = Ctl({"status", "--timeout=0.3"});
   EXPECT_EQ(given_up.exit_code, 1);
   EXPECT_THAT(given_up.err, HasSubstr("did not answer within 300ms"));

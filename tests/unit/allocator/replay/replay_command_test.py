@@ -94,7 +94,7 @@ def refusal_faults(vramctl, folder):
         ("a setting with rubbish", [good, "--alloc-conf=max_split_size_mb:128x"], r"--alloc-conf: .*128x"),
         ("a bad size", [good, "--device-bytes=12Gib3"], r"--device-bytes: "),
         ("a size beyond all devices", [good, "--device-bytes=8EiB"], r"--device-bytes: "),
-        ("a bad fraction", [good, "--device-bytes=1GiB", "--fraction=1.5"], r"--fraction: \"1\.5\""),
+        ("a bad fraction", [good, "--device-bytes=1GiB", "--fraction=1.5"], r"--fraction: '1\.5' is not a share"),
         ("a fraction of nothing", [good, "--fraction=0.5"], r"a memory fraction of what"),
         ("a missing conf", [good, f"--conf={folder}/missing"], r"--conf: .*missing"),
         ("a conf without =", [good, conf("a", b"# c\ndevice")], r"a\.conf: line 2: "),
