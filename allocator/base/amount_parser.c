@@ -303,3 +303,10 @@ int amount_read_duration(const char* text, size_t length, uint64_t* nanoseconds,
   }
   return refuse(text, length, &duration_kind, wrong, why);
 }
+
+int amount_read_milliseconds(const char* text, size_t length, uint64_t* milliseconds, char why[AMOUNT_WHY_BYTES]) {
+  uint64_t nanoseconds = 0;
+  if (amount_read_duration(text, length, &nanoseconds, why) != 0) return -1;
+  *milliseconds = nanoseconds / 1000000 + (nanoseconds % 1000000 != 0);
+  return 0;
+}

@@ -39,6 +39,10 @@ VRAMBROKER_HIDDEN int amount_read_limit(const char* text, size_t length, struct 
 VRAMBROKER_HIDDEN int amount_read_duration(const char* text, size_t length, uint64_t* nanoseconds,
                                            char why[AMOUNT_WHY_BYTES]);
 
+/* The same in milliseconds, rounded up: a short time is not none. */
+VRAMBROKER_HIDDEN int amount_read_milliseconds(const char* text, size_t length, uint64_t* milliseconds,
+                                               char why[AMOUNT_WHY_BYTES]);
+
 #ifdef __cplusplus
 }
 #endif

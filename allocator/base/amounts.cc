@@ -30,9 +30,12 @@ absl::StatusOr<absl::Duration> ParseTime(absl::string_view text) {
 }
 
 absl::StatusOr<int64_t> ParseMilliseconds(absl::string_view text) {
-  const absl::StatusOr<absl::Duration> time = ParseTime(text);
-  if (!time.ok()) return time.status();
-  return absl::ToInt64Milliseconds(absl::Ceil(*time, absl::Milliseconds(1)));
+  uint64_t milliseconds = 0;
+  char why[AMOUNT_WHY_BYTES];
+  if (amount_read_milliseconds(text.data(), text.size(), &milliseconds, why) != 0) {
+    return absl::InvalidArgumentError(why);
+  }
+  return static_cast<int64_t>(milliseconds);
 }
 
 }  // namespace vrambroker

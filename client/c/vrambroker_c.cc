@@ -227,13 +227,11 @@ int vrambroker_parse_duration(const char* text, int64_t* milliseconds) {
   VRAMBROKER_REQUIRE(text);
   VRAMBROKER_REQUIRE(milliseconds);
   char why[AMOUNT_WHY_BYTES];
-  uint64_t nanoseconds = 0;
-  if (amount_read_duration(text, std::strlen(text), &nanoseconds, why) != 0) {
+  uint64_t value = 0;
+  if (amount_read_milliseconds(text, std::strlen(text), &value, why) != 0) {
     return Fail(VRAMBROKER_INVALID_ARGUMENT, "%s", why);
   }
-  constexpr uint64_t kNanosecondsInOne = 1000000;
-  *milliseconds =
-      static_cast<int64_t>(nanoseconds / kNanosecondsInOne + (nanoseconds % kNanosecondsInOne != 0 ? 1 : 0));
+  *milliseconds = static_cast<int64_t>(value);
   return VRAMBROKER_OK;
 }
 

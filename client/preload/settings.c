@@ -30,12 +30,10 @@ static void read_limit(struct settings* to, const char* text) {
 static void read_duration(struct settings* to, const char* name, uint64_t* milliseconds) {
   const char* text = getenv(name);
   char why[AMOUNT_WHY_BYTES];
-  uint64_t nanoseconds = 0;
   if (text == NULL || *text == '\0') return;
-  if (amount_read_duration(text, strlen(text), &nanoseconds, why) != 0) {
+  if (amount_read_milliseconds(text, strlen(text), milliseconds, why) != 0) {
     snprintf(to->error, sizeof to->error, "%s: %s", name, why);
   }
-  *milliseconds = nanoseconds / 1000000 + (nanoseconds % 1000000 != 0);
 }
 
 static int is_yes(struct settings* to, const char* name, const char* no, const char* yes) {

@@ -54,14 +54,18 @@ std::string SuggestedField(absl::string_view message, absl::string_view field) {
   return DidYouMean(absl::StrCat("'", field, "'"), known);
 }
 
+// What follows `before` in protobuf's message, up to the next quote.
+std::optional<std::string> QuotedAfter(absl::string_view before, absl::string_view message) {
+  const size_t at = message.find(before);
+  if (at == absl::string_view::npos) return std::nullopt;
+  const absl::string_view rest = message.substr(at + before.size());
+  return std::string(rest.substr(0, rest.find('"')));
+}
+
+constexpr char kUnknownValue[] = "Unknown enumeration value of \"";
+
 // In our words, where protobuf's are about its types.
 std::string InOurWords(absl::string_view message) {
-  const auto quoted_after = [&](absl::string_view before) -> std::optional<absl::string_view> {
-    const size_t at = message.find(before);
-    if (at == absl::string_view::npos) return std::nullopt;
-    const absl::string_view rest = message.substr(at + before.size());
-    return rest.substr(0, rest.find('"'));
-  };
   absl::string_view got = message;
   if (absl::ConsumePrefix(&got, "Expected string, got: ")) {
     return absl::StrCat("a text in quotes is needed, not ", got);
@@ -69,12 +73,10 @@ std::string InOurWords(absl::string_view message) {
   if (absl::ConsumePrefix(&got, "Expected integer, got: ")) {
     return absl::StrCat("a whole number is needed, not ", got);
   }
-  if (const auto value = quoted_after("Unknown enumeration value of \""); value.has_value()) {
+  if (const auto value = QuotedAfter(kUnknownValue, message); value.has_value()) {
     return absl::StrCat("unknown value ", *value);
   }
-  if (const auto field = quoted_after("Non-repeated field \""); field.has_value()) {
-    return "it may be given only once";
-  }
+  if (QuotedAfter("Non-repeated field \"", message).has_value()) return "it may be given only once";
   return std::string(message);
 }
 
@@ -84,6 +86,11 @@ class FaultList : public google::protobuf::io::ErrorCollector {
   FaultList(absl::string_view name, const Lines& lines) : name_(name), lines_(lines) {}
 
   void AddError(int line, google::protobuf::io::ColumnNumber column, const std::string& message) override {
+    // Said where the next word begins.
+    if (const auto value = QuotedAfter(kUnknownValue, message); value.has_value()) {
+      while (line > 0 && Line(line).find(*value) == std::string::npos) column = static_cast<int>(Line(--line).size());
+      column = ColumnOf(*value, Line(line), column);
+    }
     error_line_ = line;
     const absl::string_view text = absl::StripLeadingAsciiWhitespace(Line(line));
     const auto end = std::find_if(text.begin(), text.end(), [](char c) { return !absl::ascii_isalnum(c) && c != '_'; });
