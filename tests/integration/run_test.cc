@@ -162,7 +162,7 @@ TEST_F(RunTest, TheProgramReachesTheDaemonAsVramctlDoes) {
 TEST_F(RunTest, TheLibraryUnderstandsEachLimit) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   const std::map<std::string, std::string> limits = {
-      {"+0.5", "0.5"}, {" 8MiB", "8388608B"}, {"1.0", "1.0"}, {"0.0625", "0.0625"}, {"1.5GiB", "1610612736B"}};
+      {"50%", "0.5"}, {" 8MiB", "8388608B"}, {"1.0", "1.0"}, {"0.0625", "0.0625"}, {"1.5GiB", "1610612736B"}};
   for (const auto& [given, read] : limits) {
     const RunResult result = RunShell({"--per-process", "--limit=" + given}, "printenv VRAMBROKER_LIMIT");
     EXPECT_EQ(result.out, read + "\n") << given << result.err;

@@ -508,7 +508,7 @@ rules {
   EXPECT_THAT(message, HasSubstr("test.textproto:10:"));
   EXPECT_THAT(message, HasSubstr("test.textproto:12:3: rules[2].uid: is empty"));
   EXPECT_THAT(std::string(Read("rules { }\nrules { rights: BOSS }").status().message()),
-              HasSubstr("test.textproto:2:22: "));
+              HasSubstr("test.textproto:2:17: "));
 }
 
 TEST(ConfigRulesTest, RulesWithOneClaimAgreeOnIt) {
