@@ -4,11 +4,8 @@
 #include <cstdlib>
 #include <utility>
 
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "allocator/base/bytes.h"
-#include "allocator/base/utf8.h"
+#include "allocator/base/amounts.h"
 #include "allocator/device/device.h"
 #include "allocator/heap/memory_summary.h"
 #include "allocator/replay/pickle.h"
@@ -19,25 +16,7 @@
 namespace vrambroker {
 
 absl::StatusOr<Limit> ParseLimit(absl::string_view text) {
-  double fraction = 0;
-  if (absl::StrContains(text, '.') && absl::SimpleAtod(text, &fraction)) {
-    if (fraction >= 0 && fraction <= 1) return Limit(fraction);
-    return absl::InvalidArgumentError(
-        absl::StrCat("limit '", text, "': a fraction of the capacity must be between 0.0 and 1.0"));
-  }
-  // Too few bytes for one segment: "3" hardly means them, nor "80", a percentage.
-  uint64_t number = 0;
-  if (absl::SimpleAtoi(text, &number) && number > 0 && number < 1_MiB) {
-    return absl::InvalidArgumentError(absl::StrCat("limit '", text, "' is ambiguous: write ", number, "B for bytes, ",
-                                                   number,
-                                                   "GiB, or a fraction such as 0.5 (1.0 is the whole capacity)"));
-  }
-  absl::StatusOr<uint64_t> bytes = ParseBytes(text);
-  if (!bytes.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("limit '", text, "': write a fraction such as 0.5, or a size such as 512MiB or plain bytes"));
-  }
-  return Limit(*bytes);
+  return ParseSizeOrShare(text);
 }
 
 std::string DefaultSocketDir() {
@@ -90,8 +69,6 @@ void Client::EndSession::operator()(client_internal::SessionClient* session) con
 }
 
 absl::StatusOr<Client> Client::Connect(const ClientOptions& options) {
-  // The daemon could not read the message that says who connects.
-  if (!IsUtf8(options.name)) return absl::InvalidArgumentError("name: the text is not UTF-8");
   absl::StatusOr<std::unique_ptr<client_internal::SessionClient>> session =
       client_internal::SessionClient::Open(options);
   if (!session.ok()) return session.status();

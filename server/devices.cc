@@ -22,16 +22,25 @@ namespace vrambroker {
 namespace {
 
 bool HasDefaultCapacity(const Device& device, const Config& config) {
-  return !config.capacity_bytes.has_value() && device.properties().kind == DeviceKind::kCuda;
+  return !config.capacity.has_value() && device.properties().kind == DeviceKind::kCuda;
+}
+
+// The configured capacity of a device, or a share of `memory_bytes`; `otherwise` without one.
+uint64_t ConfiguredCapacity(const Config& config, uint64_t memory_bytes, uint64_t otherwise) {
+  if (!config.capacity.has_value()) return otherwise;
+  if (const uint64_t* bytes = std::get_if<uint64_t>(&*config.capacity)) return *bytes;
+  const double share = std::get<double>(*config.capacity) * static_cast<double>(memory_bytes);
+  return std::min(static_cast<uint64_t>(share), memory_bytes) / kSegmentGranuleBytes * kSegmentGranuleBytes;
 }
 
 absl::StatusOr<uint64_t> ChooseCapacity(Device& device, const Config& config, SavedState* state) {
   const DeviceProperties& properties = device.properties();
   const absl::StatusOr<uint64_t> free = device.FreeBytes();
   if (!free.ok()) return free.status();
-  uint64_t capacity = config.capacity_bytes.value_or(properties.total_bytes);
+  uint64_t capacity = properties.total_bytes;  // a host device was made as large as configured
   uint64_t most_free = 0;
   if (properties.kind == DeviceKind::kCuda) {
+    capacity = ConfiguredCapacity(config, properties.total_bytes, capacity);
     uint64_t& saved = state->free_bytes[properties.uuid];
     saved = std::min(properties.total_bytes, std::max(saved, *free));
     most_free = saved;
@@ -95,8 +104,9 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, Sa
       spdlog::warn("simulated driver latency {} on every segment allocated and freed: for benchmarks only",
                    absl::FormatDuration(config.host_driver_latency));
     }
-    const uint64_t capacity = config.capacity_bytes.value_or(DefaultHostBytes());
-    if (const uint64_t memory = HostMemoryBytes(); capacity > memory / static_cast<uint64_t>(config.host_devices)) {
+    const uint64_t memory = HostMemoryBytes();
+    const uint64_t capacity = ConfiguredCapacity(config, memory, DefaultHostBytes());
+    if (capacity > memory / static_cast<uint64_t>(config.host_devices)) {
       spdlog::warn(
           "capacity {} on {} host device(s) is more than the {} of memory that this machine has: clients may be killed "
           "when they use it; set a lower --capacity",

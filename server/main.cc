@@ -50,9 +50,10 @@ std::vector<Override> Overrides() {
       {"--device", "device", "KIND",
        "cuda, host or auto: cuda if a usable GPU is present, host if there is no GPU. Default: auto.",
        &Proto::mutable_device, ""},
-      {"--capacity", "capacity", "BYTES",
-       "How much memory of each device the daemon may own, as 8GiB. Default: on cuda what is free at the start, or "
-       "is held by clients of the run before, less the headroom; on host half of the machine's memory.",
+      {"--capacity", "capacity", "SIZE",
+       "How much memory of each device the daemon may own, as 8GiB or 50% (on host of the machine's memory). "
+       "Default: on cuda what is free at the start, or is held by clients of the run before, less the headroom; on "
+       "host half of the machine's memory.",
        &Proto::mutable_capacity, ""},
       {"--http-address", "http_address", "ADDRESS:PORT",
        "Where to serve metrics and the web page, as localhost:9477 or [::1]:9477. Port 0 takes any free port; off "

@@ -27,8 +27,8 @@ constexpr uint64_t RoundUpTo(uint64_t bytes, uint64_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-// Reads "8GiB", "512 MiB", "1.5GiB", "2097152" or "2097152B". A fraction of a unit must come to whole bytes.
-// InvalidArgument names what is wrong, and the accepted forms.
+// Reads "8G", "8GiB", "512 MiB", "1.5GiB", "24GB" (10^9), "2097152" or "2097152B"; parts of a byte are dropped. The
+// grammar is amount_parser.h's. InvalidArgument names what is wrong, and the accepted forms.
 absl::StatusOr<uint64_t> ParseBytes(absl::string_view text);
 
 // "512 B", "1.50 KiB", "20.00 MiB": the largest unit in which the value is at least 1, two decimals.

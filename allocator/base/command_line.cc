@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -11,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "allocator/base/nearest_word.h"
 #include "allocator/base/version.h"
 
 namespace vrambroker {
@@ -207,14 +209,38 @@ std::string TextOf(const CLI::ParseError& error) {
   if (error.get_name() == "ArgumentMismatch" && absl::StrContains(text, " required ")) {
     return absl::StrCat(text.substr(0, text.find(':')), " needs a value");
   }
-  return absl::StrReplaceAll(text, {{"Could not convert: ", "cannot read "},
-                                    {"The following argument was not expected: ", "unexpected argument "},
-                                    {"The following arguments were not expected: ", "unexpected arguments "}});
+  return absl::StrReplaceAll(text, {{"Could not convert: ", "cannot read "}});
+}
+
+std::vector<std::string> CommandNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+std::string UnknownOption(const CLI::App& app, const std::string& option, const std::string& see) {
+  std::vector<std::string> known;
+  const std::function<void(const CLI::App&)> collect = [&](const CLI::App& of) {
+    for (const CLI::Option* each : of.get_options()) {
+      for (const std::string& name : each->get_lnames()) known.push_back(absl::StrCat("--", name));
+    }
+    for (const CLI::App* command : of.get_subcommands([](const CLI::App*) { return true; })) collect(*command);
+  };
+  collect(app);
+  return absl::StrCat("unknown option ", option, DidYouMean(absl::StrReplaceAll(option, {{"_", "-"}}), known, see));
 }
 
 std::optional<int> ParseOrPrint(CLI::App& app, int argc, char** argv) {
   const std::string program = app.get_name();
+  const std::string see = absl::StrCat("; see ", program, " --help");
+  const auto refuse = [&](const std::string& what) {
+    std::fprintf(stderr, "%s: %s\n", program.c_str(), what.c_str());
+    return 2;
+  };
   try {
+    app.allow_extras();  // CLI11 would name an unknown option's value before the option
     ParseCommandLine(app, argc, argv);
   } catch (const CLI::CallForHelp&) {
     std::fputs(app.help().c_str(), stdout);
@@ -223,9 +249,13 @@ std::optional<int> ParseOrPrint(CLI::App& app, int argc, char** argv) {
     std::puts(VersionText(program).c_str());
     return 0;
   } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "%s: %s; see %s --help\n", program.c_str(), TextOf(error).c_str(), program.c_str());
-    return 2;
+    return refuse(TextOf(error) + see);
   }
+  const std::vector<std::string> extras = app.remaining();
+  for (const std::string& extra : extras) {
+    if (absl::StartsWith(extra, "-")) return refuse(UnknownOption(app, extra.substr(0, extra.find('=')), see));
+  }
+  if (!extras.empty()) return refuse(absl::StrCat("unexpected argument '", extras.front(), "'", see));
   return std::nullopt;
 }
 

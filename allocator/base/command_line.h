@@ -29,6 +29,13 @@ std::optional<int> ParseOrPrint(CLI::App& app, int argc, char** argv);
 // What is wrong, in our words.
 std::string TextOf(const CLI::ParseError& error);
 
+// Of the commands right below `app`.
+std::vector<std::string> CommandNames(const CLI::App& app);
+
+// "unknown option --capcity; did you mean --capacity?": of the options of `app` and its commands. `see` follows where
+// no option is like it.
+std::string UnknownOption(const CLI::App& app, const std::string& option, const std::string& see);
+
 // "PROGRAM 0.1.0 (revision)".
 std::string VersionText(const std::string& program);
 

@@ -4,19 +4,18 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "allocator/base/clean_name.h"
 
 namespace vrambroker {
 namespace {
 
-constexpr size_t kMaxNameLength = 63;
+constexpr size_t kMaxNameLength = NAME_BYTES - 1;
 
 }  // namespace
 
 bool IsNameCharacter(char c) {
-  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains("._-/:@", absl::string_view(&c, 1));
+  return name_allows(c) != 0;
 }
 
 absl::Status CheckName(absl::string_view name) {
@@ -28,6 +27,13 @@ absl::Status CheckName(absl::string_view name) {
     return absl::InvalidArgumentError("only letters, digits and . _ - / : @ are allowed");
   }
   return absl::OkStatus();
+}
+
+CleanedName CleanName(absl::string_view name) {
+  char cleaned[NAME_BYTES];
+  char note[NAME_NOTE_BYTES];
+  const bool is_other = name_clean(name.data(), name.size(), cleaned, note) != 0;
+  return {.name = cleaned, .note = is_other ? note : ""};
 }
 
 }  // namespace vrambroker

@@ -5,8 +5,10 @@
 #include <bit>
 #include <charconv>
 #include <set>
+#include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
@@ -15,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "allocator/base/nearest_word.h"
 #include "allocator/heap/size_class.h"
 
 namespace vrambroker {
@@ -232,37 +235,16 @@ const Setting* FindSetting(absl::string_view key) {
   return absl::StartsWith(key, kPinned.key) && std::all_of(key.begin(), key.end(), in_word) ? &kPinned : nullptr;
 }
 
-// How many characters must be put in, left out or changed to make one of the other.
-size_t EditDistance(absl::string_view a, absl::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t change = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = std::exchange(row[j + 1], std::min({change, row[j] + 1, row[j + 1] + 1}));
-    }
-  }
-  return row.back();
-}
-
 absl::Status UnknownKey(absl::string_view key, absl::string_view value) {
   // "max_split_size_mb=128" is meant for max_split_size_mb.
   const absl::string_view word = key.substr(0, std::min({key.find('='), key.find(' '), key.size(), size_t{64}}));
-  absl::string_view meant;
-  size_t least = word.size() / 3 + 1;
-  for (const Setting& setting : kSettings) {
-    const size_t distance = EditDistance(word, setting.key);
-    if (distance < least) {
-      least = distance;
-      meant = setting.key;
-    }
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      key.empty() ? "missing key" : absl::StrCat("unknown key ", Quoted(key)), " with the value ", Quoted(value),
-      meant.empty() ? "" : absl::StrCat("; did you mean ", meant, ":VALUE?"), "; known keys: ",
-      absl::StrJoin(kSettings, ", ", [](std::string* out, const Setting& s) { absl::StrAppend(out, s.key); }), ", ",
-      kPinned.key, "*"));
+  std::vector<std::string> known;
+  for (const Setting& setting : kSettings) known.emplace_back(setting.key);
+  const std::string meant = NearestWord(word, known);
+  return absl::InvalidArgumentError(
+      absl::StrCat(key.empty() ? "missing key" : absl::StrCat("unknown key ", Quoted(key)), " with the value ",
+                   Quoted(value), meant.empty() ? "" : absl::StrCat("; did you mean ", meant, ":VALUE?"),
+                   "; known keys: ", absl::StrJoin(known, ", "), ", ", kPinned.key, "*"));
 }
 
 // Splits at the commas that are not in a list.

@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "allocator/base/amounts.h"
 #include "allocator/base/bytes.h"
 
 namespace vrambroker {
@@ -80,13 +80,11 @@ absl::StatusOr<ReplayConfig> ParseReplayConf(absl::string_view text, std::vector
       if (*bytes > ReplayConfig::kUnlimitedBytes) return bad("device_bytes: above 4 EiB");
       config.device_bytes = *bytes;
     } else if (key == "fraction") {
-      double fraction = 0;
-      if (!absl::SimpleAtod(value, &fraction) || !(fraction == -1 || (fraction >= 0 && fraction <= 1))) {
-        return bad(absl::StrCat("fraction: \"", absl::Utf8SafeCHexEscape(value.substr(0, 40)),
-                                "\"; accepted: 0 to 1, or -1 for none"));
-      }
       config.fraction.reset();
-      if (fraction >= 0) config.fraction = fraction;
+      if (value == "-1") continue;
+      const absl::StatusOr<double> share = ParseShare(value);
+      if (!share.ok()) return bad(absl::StrCat("fraction: ", share.status().message(), ", or -1 for none"));
+      config.fraction = *share;
     } else if (key != "trace") {
       return bad(absl::StrCat("unknown key \"", absl::Utf8SafeCHexEscape(key.substr(0, 40)),
                               "\"; known: alloc_conf, device_bytes, fraction, trace"));

@@ -13,7 +13,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "allocator/heap/memory_stats.h"
 #include "client/c/core.h"
@@ -139,16 +138,13 @@ absl::StatusOr<ClientOptions> OptionsFromC(const vrambroker_options& from) {
   if (from.socket_dir != nullptr) options.socket_dir = from.socket_dir;
   if (from.name != nullptr) options.name = from.name;
   if (from.limit != nullptr) {
-    absl::StatusOr<Limit> limit = ParseLimit(from.limit);
-    if (!limit.ok()) return limit.status();
+    const absl::StatusOr<Limit> limit = ParseLimit(from.limit);
+    if (!limit.ok()) return absl::InvalidArgumentError(absl::StrCat("limit: ", limit.status().message()));
     options.limit = *limit;
   }
   if (from.guarantee != nullptr) {
-    absl::StatusOr<Limit> guarantee = ParseLimit(from.guarantee);
-    if (!guarantee.ok()) {
-      return absl::Status(guarantee.status().code(),
-                          absl::StrCat("guarantee ", absl::StripPrefix(guarantee.status().message(), "limit ")));
-    }
+    const absl::StatusOr<Limit> guarantee = ParseLimit(from.guarantee);
+    if (!guarantee.ok()) return absl::InvalidArgumentError(absl::StrCat("guarantee: ", guarantee.status().message()));
     options.guarantee = *guarantee;
   }
   if (from.alloc_conf != nullptr) options.alloc_conf = from.alloc_conf;

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <new>
 #include <string>
@@ -42,11 +41,6 @@ TorchClient* shared = nullptr;  // guarded by mu
   pthread_atfork(nullptr, nullptr, [] { new (&mu) Mutex(lock_level::kConnect); });
 }
 
-const char* EnvironmentOrNull(const char* name) {
-  const char* const value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : nullptr;
-}
-
 absl::StatusOr<std::vector<int>> OrdinalsByCuda(const std::vector<DeviceInfo>& devices) {
   std::vector<int> ordinals;
   if (std::none_of(devices.begin(), devices.end(), [](const DeviceInfo& info) { return info.kind == "cuda"; })) {
@@ -78,14 +72,7 @@ absl::StatusOr<TorchClient*> Connect(const ClientOptions& options) {
 absl::StatusOr<TorchClient*> Torch() {
   MutexLock lock(mu);
   if (shared != nullptr) return shared;
-  vrambroker_options from = VRAMBROKER_OPTIONS_INIT;
-  from.name = EnvironmentOrNull("VRAMBROKER_NAME");
-  from.limit = EnvironmentOrNull("VRAMBROKER_LIMIT");
-  const absl::StatusOr<ClientOptions> options = OptionsFromC(from);
-  if (!options.ok()) {
-    return absl::Status(options.status().code(), absl::StrCat("VRAMBROKER_LIMIT: ", options.status().message()));
-  }
-  return Connect(*options);
+  return Connect(ClientOptions());
 }
 
 absl::StatusOr<int> Ordinal(const TorchClient& torch, int cuda_device) {

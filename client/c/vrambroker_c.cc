@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "allocator/base/amount_parser.h"
 #include "client/c/core_api.h"
 #include "client/c/library.h"
 #include "client/c/thread_text.h"
@@ -206,6 +207,32 @@ int vrambroker_abi_version(void) {
 
 const char* vrambroker_version(void) {
   return VRAMBROKER_VERSION;
+}
+
+// ---- Amounts ----
+
+int vrambroker_parse_bytes(const char* text, uint64_t* bytes) {
+  VRAMBROKER_REQUIRE(text);
+  VRAMBROKER_REQUIRE(bytes);
+  char why[AMOUNT_WHY_BYTES];
+  uint64_t value = 0;
+  if (amount_read_size(text, std::strlen(text), &value, why) != 0) {
+    return Fail(VRAMBROKER_INVALID_ARGUMENT, "%s", why);
+  }
+  *bytes = value;
+  return VRAMBROKER_OK;
+}
+
+int vrambroker_parse_duration(const char* text, int64_t* milliseconds) {
+  VRAMBROKER_REQUIRE(text);
+  VRAMBROKER_REQUIRE(milliseconds);
+  char why[AMOUNT_WHY_BYTES];
+  uint64_t value = 0;
+  if (amount_read_milliseconds(text, std::strlen(text), &value, why) != 0) {
+    return Fail(VRAMBROKER_INVALID_ARGUMENT, "%s", why);
+  }
+  *milliseconds = static_cast<int64_t>(value);
+  return VRAMBROKER_OK;
 }
 
 // ---- Sessions ----

@@ -131,8 +131,7 @@ absl::StatusOr<UniqueFd> ConnectSocket(const std::string& path, int type, absl::
                                                    claim, "' (vramctl claim ls), and does the daemon run?"));
       }
       return absl::UnavailableError(
-          absl::StrCat(kNoDaemon, "there is no socket ", path,
-                       "; start the daemon, or name its directory with --socket-dir or VRAMBROKER_SOCKET_DIR"));
+          absl::StrCat(kNoDaemon, "there is no socket ", path, "; start the daemon, or ", kSocketDirAdvice));
     case ECONNREFUSED:
       return absl::UnavailableError(
           absl::StrCat(kNoDaemon, "nobody listens on ", path, "; the daemon has died, start it again"));

@@ -30,6 +30,9 @@ absl::StatusOr<UniqueFd> ConnectSocket(const std::string& path, int type, absl::
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout,
                                                               const std::function<bool()>& give_up = nullptr);
 
+// What such an error advises programs to do; vramctl has an option.
+inline constexpr char kSocketDirAdvice[] = "set VRAMBROKER_SOCKET_DIR (or socket_dir in the options) to its directory";
+
 // An error of ConnectChannel() that means: nobody serves the directory.
 bool IsNoDaemon(const absl::Status& status);
 

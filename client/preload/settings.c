@@ -7,89 +7,32 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "allocator/base/amount_parser.h"
+#include "allocator/base/clean_name.h"
 #include "client/preload/lock.h"
 #include "client/preload/runtime.h"
 #include "proto/vrambroker/v1/count_socket.h"
 
-/* --- Numbers with units. strtod and strtoull follow the program's locale, and have newer versions in newer C
- * libraries. --- */
-
-struct unit {
-  const char* name;
-  uint64_t factor;
-};
-
-static const struct unit sizes[] = {{"B", 1},
-                                    {"KiB", UINT64_C(1) << 10},
-                                    {"MiB", UINT64_C(1) << 20},
-                                    {"GiB", UINT64_C(1) << 30},
-                                    {"TiB", UINT64_C(1) << 40},
-                                    {NULL, 0}};
-static const struct unit durations[] = {{"ms", 1}, {"s", 1000}, {"m", 60000}, {"h", 3600000}, {NULL, 0}};
-
-/* "1.5" and a unit's name, or nothing where `bare` is 1. Returns 0, or -1: not a number, or too large. */
-static int read_number(const char* text, const struct unit* units, int bare, double* number, uint64_t* whole) {
-  double value = 0;
-  double place = 1;
-  int digits = 0;
-  int has_point = 0;
-  const char* at = text;
-  for (; (*at >= '0' && *at <= '9') || (*at == '.' && !has_point); at++) {
-    if (*at == '.') {
-      has_point = 1;
-      continue;
-    }
-    digits++;
-    value = value * 10 + (*at - '0');
-    if (has_point) place *= 10;
-  }
-  if (digits == 0 || digits > 18) return -1;
-  while (*at == ' ') at++;
-  uint64_t factor = *at == '\0' && bare ? 1 : 0;
-  for (; units->name != NULL; units++) {
-    if (strcasecmp(at, units->name) == 0) factor = units->factor;
-  }
-  if (factor == 0 || value / place * (double)factor >= 9e18) return -1;
-  *number = value / place;
-  *whole = (uint64_t)(value / place * (double)factor);
-  return 0;
-}
-
 static void read_limit(struct settings* to, const char* text) {
-  double number = 0;
-  uint64_t bytes = 0;
-  const char* end = text + strspn(text, "0123456789.");
-  end += strspn(end, " ");
-  if (read_number(text, sizes, 1, &number, &bytes) != 0) {
-    snprintf(to->error, sizeof to->error,
-             "VRAMBROKER_LIMIT='%.60s': write a fraction such as 0.5, or a size such as 512MiB or plain bytes", text);
-  } else if (*end == '\0' && strchr(text, '.') != NULL) {
-    to->limit_kind = VRAMBROKER_COUNT_LIMIT_FRACTION;
-    to->limit_fraction = number;
-    if (number > 1) {
-      snprintf(to->error, sizeof to->error,
-               "VRAMBROKER_LIMIT='%.60s': a fraction of the capacity must be between 0.0 and 1.0", text);
-    }
-  } else if (*end == '\0' && bytes > 0 && bytes < UINT64_C(1) << 20) {
-    snprintf(to->error, sizeof to->error,
-             "VRAMBROKER_LIMIT='%.60s' is ambiguous: write %.60sB for bytes, %.60sGiB, or a fraction such as 0.5", text,
-             text, text);
-  } else {
-    to->limit_kind = VRAMBROKER_COUNT_LIMIT_BYTES;
-    to->limit_bytes = bytes;
+  struct amount_limit limit;
+  char why[AMOUNT_WHY_BYTES];
+  if (amount_read_limit(text, strlen(text), &limit, why) != 0) {
+    snprintf(to->error, sizeof to->error, "VRAMBROKER_LIMIT: %s", why);
   }
+  to->limit_kind = limit.is_share ? VRAMBROKER_COUNT_LIMIT_FRACTION : VRAMBROKER_COUNT_LIMIT_BYTES;
+  to->limit_fraction = limit.share;
+  to->limit_bytes = limit.bytes;
 }
 
 static void read_duration(struct settings* to, const char* name, uint64_t* milliseconds) {
   const char* text = getenv(name);
-  double number = 0;
+  char why[AMOUNT_WHY_BYTES];
   if (text == NULL || *text == '\0') return;
-  if (read_number(text, durations, strcmp(text, "0") == 0, &number, milliseconds) != 0) {
-    snprintf(to->error, sizeof to->error, "%s='%.60s': write a duration such as 500ms, 30s or 10m", name, text);
+  if (amount_read_milliseconds(text, strlen(text), milliseconds, why) != 0) {
+    snprintf(to->error, sizeof to->error, "%s: %s", name, why);
   }
 }
 
@@ -113,11 +56,7 @@ static void read_settings(struct settings* to) {
   const char* limit = getenv("VRAMBROKER_LIMIT");
   if (limit != NULL && *limit != '\0') read_limit(to, limit);
   const char* name = getenv("VRAMBROKER_NAME");
-  if (name != NULL && strlen(name) >= sizeof to->name) {
-    snprintf(to->error, sizeof to->error, "VRAMBROKER_NAME is too long: use at most %zu bytes", sizeof to->name - 1);
-  } else if (name != NULL) {
-    strcpy(to->name, name);
-  }
+  if (name != NULL) (void)name_clean(name, strlen(name), to->name, to->note);
   to->reconnect_ms = 60000;
   read_duration(to, "VRAMBROKER_WAIT", &to->wait_ms);
   read_duration(to, "VRAMBROKER_RECONNECT", &to->reconnect_ms);
@@ -133,6 +72,7 @@ const struct settings* settings(void) {
     lock(&reading);
     if (!is_read) {
       read_settings(&read);
+      if (read.note[0] != '\0') say("%s", read.note);
       __atomic_store_n(&is_read, 1, __ATOMIC_RELEASE);
     }
     unlock(&reading);

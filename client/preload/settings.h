@@ -15,6 +15,7 @@ struct settings {
   uint64_t limit_bytes;
   double limit_fraction;
   char name[128];            /* VRAMBROKER_NAME */
+  char note[192];            /* where the name is not the one that was asked for */
   uint64_t wait_ms;          /* VRAMBROKER_WAIT; 0: not at all */
   uint64_t reconnect_ms;     /* VRAMBROKER_RECONNECT: how long an allocation waits for a daemon that has gone */
   int refuse_managed;        /* VRAMBROKER_MANAGED=refuse */

@@ -10,9 +10,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "allocator/base/bytes.h"
+#include "allocator/base/names.h"
 #include "allocator/base/segment_call_bounds.h"
 #include "allocator/device/cuda_device.h"
 #include "allocator/device/host_device.h"
+#include "client/session/environment.h"
 
 namespace vrambroker::client_internal {
 namespace {
@@ -75,7 +77,12 @@ SessionClient::SessionClient(const ClientOptions& options)
   callbacks_->log = options.log;
 }
 
-absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientOptions& options) {
+absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientOptions& asked) {
+  absl::StatusOr<ClientOptions> with_environment = WithEnvironment(asked);
+  if (!with_environment.ok()) return with_environment.status();
+  ClientOptions& options = *with_environment;
+  const CleanedName name = CleanName(options.name);
+  options.name = name.name;
   if (options.wait < absl::ZeroDuration() || options.wait > absl::Hours(1)) {
     return absl::InvalidArgumentError(
         absl::StrCat("wait: ", absl::FormatDuration(options.wait), " is not within [0, 1h]"));
@@ -85,6 +92,7 @@ absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientO
   std::unique_ptr<SessionClient> self(new SessionClient(options));
   self->conf_ = *std::move(conf);
   self->warnings_ = self->conf_.warnings;
+  if (!name.note.empty()) self->Log(name.note);
   absl::StatusOr<std::shared_ptr<Link>> link = self->Connect(nullptr, self->options().connect_timeout);
   if (!link.ok()) return link.status();
   {

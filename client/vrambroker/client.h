@@ -48,8 +48,9 @@ namespace vrambroker {
 // An upper bound on reserved memory: bytes, or a fraction (0 to 1) of each device's capacity.
 using Limit = std::variant<uint64_t, double>;
 
-// Reads "0.5" (a fraction: with a decimal point), "512MiB" or "536870912" (bytes). InvalidArgument: anything else, also
-// a number from 1 to 1048575 without a unit, which may be meant for something else than bytes.
+// Reads a share, "0.5" (with a decimal point) or "40%", or a size, "512MiB", "8G" (GiB), "24GB" (10^9) or "536870912"
+// (bytes). InvalidArgument: anything else, also a number from 1 to 1048575 without a unit, which may be meant for
+// something else than bytes.
 absl::StatusOr<Limit> ParseLimit(absl::string_view text);
 
 // $VRAMBROKER_SOCKET_DIR, or /run/vrambroker.
@@ -63,16 +64,16 @@ enum class Placement {
 
 struct ClientOptions {
   std::string socket_dir = DefaultSocketDir();
-  // What the session is called in metrics, logs and tools; up to 63 letters, digits and . _ - / : @ characters.
-  // Empty: the command name of this process.
+  // What the session is called in metrics, logs and tools; up to 63 letters, digits and . _ - / : @ characters. Others
+  // become _, the rest is cut, and the log says so. Empty: $VRAMBROKER_NAME, else the command name of this process.
   std::string name;
-  std::optional<Limit> limit;  // none: what the daemon's policy allows
-  // What of each device is to be kept free for this session at all times, whether it holds it or not. None: all that
-  // the daemon's policy grants. Connect() fails when the policy allows less (PERMISSION_DENIED) or others hold too much
-  // of it (RESOURCE_EXHAUSTED).
+  std::optional<Limit> limit;  // none: $VRAMBROKER_LIMIT, else what the daemon's policy allows
+  // What of each device is to be kept free for this session at all times, whether it holds it or not. None:
+  // $VRAMBROKER_GUARANTEE, else all that the daemon's policy grants. Connect() fails when the policy allows less
+  // (PERMISSION_DENIED) or others hold too much of it (RESOURCE_EXHAUSTED).
   std::optional<Limit> guarantee;
   // How long a request for which there is no memory waits for other sessions to give some back, at most an hour. Zero:
-  // it fails as soon as those that hold reclaimable memory were asked for it.
+  // $VRAMBROKER_WAIT, else it fails as soon as those that hold reclaimable memory were asked for it.
   absl::Duration wait = absl::ZeroDuration();
   // How the session's allocator works, in PyTorch's syntax: "max_split_size_mb:128,garbage_collection_threshold:0.8".
   // None: $PYTORCH_ALLOC_CONF, or else $PYTORCH_CUDA_ALLOC_CONF, where set and not empty. Empty: the daemon's settings.
@@ -86,8 +87,8 @@ struct ClientOptions {
   // Called on a thread of the library when the session is lost; with kLeased, each time. Must not block: a thread that
   // destroys the client waits for it. Not called once the client is gone.
   std::function<void(const absl::Status&)> on_lost;
-  // Gets a line, without its end, when the daemon is lost, and when it is reached again. Called as on_lost. None: the
-  // line is written to stderr.
+  // Gets a line, without its end, when the daemon is lost, and when it is reached again, called as on_lost; and in
+  // Connect(), when the session gets another name than the one asked for. None: the line is written to stderr.
   std::function<void(const std::string& line)> log;
 };
 

@@ -126,6 +126,15 @@ VRAMBROKER_API const char* vrambroker_cause_name(int cause); /* "LIMIT", ... */
 VRAMBROKER_API int vrambroker_abi_version(void);     /* of the library: its VRAMBROKER_ABI_VERSION */
 VRAMBROKER_API const char* vrambroker_version(void); /* of the library: "0.1.0" */
 
+/* ---- Amounts as people write them ---- */
+
+/* "8G", "8GiB" (2^30), "24GB" (10^9), "512MiB", "1.5GiB", "2097152"; parts of a byte are dropped. INVALID_ARGUMENT: the
+ * message names the accepted forms, and `*bytes` is not changed. */
+VRAMBROKER_API int vrambroker_parse_bytes(const char* text, uint64_t* bytes);
+/* "500ms", "30s", "10m", "10min", "2h", "1d", "1h30m", "0"; parts of a millisecond are rounded up. INVALID_ARGUMENT as
+ * above, also for a number without a unit. */
+VRAMBROKER_API int vrambroker_parse_duration(const char* text, int64_t* milliseconds);
+
 /* ---- Sessions ---- */
 
 typedef struct vrambroker_client vrambroker_client;
@@ -142,10 +151,12 @@ typedef struct vrambroker_options {
   uint32_t placement;     /* enum vrambroker_placement */
   const char* socket_dir; /* NULL: $VRAMBROKER_SOCKET_DIR, or else /run/vrambroker */
   /* What the session is called in metrics, logs and tools; up to 63 letters, digits and . _ - / : @ characters.
-   * NULL: the command name of this process. */
+   * Others become _, the rest is cut, and the log says so. NULL: $VRAMBROKER_NAME, else the command name of this
+   * process. */
   const char* name;
-  /* An upper bound on reserved memory: "512MiB", "536870912", or "0.5", a fraction of each device's capacity.
-   * NULL: what the daemon's policy allows. */
+  /* An upper bound on reserved memory: a size as vrambroker_parse_bytes() reads it, or "0.5" or "50%" of each device's
+   * capacity. A number below 1048576 without a unit is refused.
+   * NULL: $VRAMBROKER_LIMIT, else what the daemon's policy allows. */
   const char* limit;
   /* How the session's allocator works, in PyTorch's syntax: "max_split_size_mb:128". NULL: $PYTORCH_ALLOC_CONF, or else
    * $PYTORCH_CUDA_ALLOC_CONF. "": the daemon's settings. */
@@ -155,12 +166,14 @@ typedef struct vrambroker_options {
   int64_t call_timeout_ms;    /* 0: 30 s */
   /* Called on a thread of the library with `context`; must not block or disconnect. */
   void (*on_lost)(void* context, int code, const char* message); /* each time that the daemon is lost, or NULL */
-  void (*log)(void* context, const char* line);                  /* the daemon lost, or reached again; NULL: stderr */
+  void (*log)(void* context, const char* line); /* the daemon lost, or reached again, or another name; NULL: stderr */
   void* context;
-  /* What of each device is to be kept free for this session at all times; as `limit`. NULL: all that the daemon's
-   * policy grants. */
+  /* What of each device is to be kept free for this session at all times; as `limit`. NULL: $VRAMBROKER_GUARANTEE,
+   * else all that the daemon's policy grants. */
   const char* guarantee;
-  int64_t wait_ms; /* a request without memory waits so long for others to give some back; at most an hour */
+  /* A request without memory waits so long for others to give some back; at most an hour. 0: $VRAMBROKER_WAIT, else not
+   * at all. */
+  int64_t wait_ms;
 } vrambroker_options;
 
 #define VRAMBROKER_OPTIONS_INIT \

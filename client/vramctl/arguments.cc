@@ -12,7 +12,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "allocator/base/amounts.h"
 #include "allocator/base/command_line.h"
+#include "allocator/base/nearest_word.h"
 #include "allocator/base/utf8.h"
 #include "client/vrambroker/client.h"
 #include "client/vramctl/plan_arguments.h"
@@ -37,6 +39,8 @@ constexpr char kFooter[] =
     "The socket directory also comes from $VRAMBROKER_SOCKET_DIR. `vramctl help COMMAND`\n"
     "explains a command.\n"
     "\n"
+    "8G and 8GiB are 2^30 bytes each, as in Slurm and Docker; 8GB is 10^9.\n"
+    "\n"
     "Exit status:\n"
     "  0                     Done.\n"
     "  1                     Refused or failed.\n"
@@ -49,6 +53,12 @@ std::function<std::string(const std::string&)> Between(double least, double most
     const bool good = absl::SimpleAtod(text, &value) && value >= least && value <= most;
     return good ? std::string() : absl::StrFormat("%s is not a number from %.9g to %.0f", text, least, most);
   };
+}
+
+// A duration with its unit as seconds, which is what numbers without one are.
+std::string InSeconds(std::string text) {
+  const absl::StatusOr<absl::Duration> time = ParseTime(text);
+  return time.ok() ? absl::StrFormat("%.9g", absl::ToDoubleSeconds(*time)) : text;
 }
 
 // gRPC carries text as UTF-8 only, and so much of it.
@@ -113,6 +123,13 @@ std::string ParsedCommand(const CLI::App& app) {
   return name;
 }
 
+// The innermost one: where a further command could have stood.
+const CLI::App& ParsedApp(const CLI::App& app) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().back();
+  return *command;
+}
+
 // Where to read more: "; see vramctl hold --help".
 std::string SeeHelp(const std::string& command) {
   return absl::StrCat("; see vramctl ", command, command.empty() ? "" : " ", "--help");
@@ -146,8 +163,9 @@ CommandLine::CommandLine()
   app_->add_option("--format", format_, "text, or json for scripts.")
       ->type_name("FORMAT")
       ->check(CLI::IsMember({"text", "json"}));
-  app_->add_option("--timeout", timeout_seconds_, "How long to wait for the daemon. Default: 30.")
+  app_->add_option("--timeout", timeout_seconds_, "How long to wait for the daemon, as 90 or 1m30s. Default: 30.")
       ->type_name("SECONDS")
+      ->transform(InSeconds)
       ->check(Between(0.01, 86400));
   app_->footer(kFooter);
   AddCommandsThatShow();
@@ -205,7 +223,8 @@ void CommandLine::AddCommandsThatShow() {
       Add(kShow, "watch", "Write devices and sessions as a line of JSON at each interval, for scripts.",
           [this] { return Watch(context_); });
   watch->add_option("--interval", context_.interval, "Seconds between two lines, 0.1 to 3600. Default: 1.")
-      ->type_name("SECONDS");
+      ->type_name("SECONDS")
+      ->transform(InSeconds);
   watch->add_option("--count", context_.count, "Stop after N lines. Default: write until interrupted.")
       ->type_name("N")
       ->check(Between(0, 4294967295));
@@ -277,7 +296,8 @@ void CommandLine::AddCommandsThatChange() {
                               [this] { return SetLimit(context_, session_argument_, value_argument_); });
   AddSession(limit, kNameOrId)->required();
   limit
-      ->add_option("LIMIT", value_argument_, "0.5 (half of the capacity) or 512MiB. Memory in use is never taken away.")
+      ->add_option("LIMIT", value_argument_,
+                   "0.5 or 50% of the capacity, or 512MiB. Memory in use is never taken away.")
       ->type_name("LIMIT")
       ->required();
 
@@ -358,7 +378,7 @@ void CommandLine::AddClaimCommands() {
       add("create", "Create a claim. Sessions that connect through its sockets belong to it.", CreateClaim);
   add_name(create, "Its name: at most 63 letters, digits and . _ - : @.");
   add_terms(create,
-            "What its sessions may have together on each device: 0.5 (half of the capacity) or 8GiB. Default: all.");
+            "What its sessions may have together on each device: 0.5 or 50% of the capacity, or 8GiB. Default: all.");
   create
       ->add_option("--owner", flags.owner,
                    "Who may connect, besides root: a user, USER:GROUP, or any for everyone who can reach the sockets. "
@@ -372,7 +392,7 @@ void CommandLine::AddClaimCommands() {
   CLI::App* const set = add(
       "set", "Change a claim. It takes effect at once; a lower limit takes back reclaimable memory only.", ChangeClaim);
   add_name(set, "Its name.");
-  add_terms(set, "What its sessions may have together on each device: 0.5 (half of the capacity) or 8GiB.");
+  add_terms(set, "What its sessions may have together on each device: 0.5 or 50% of the capacity, or 8GiB.");
   set->add_flag("--no-labels", flags.no_labels, "Remove all labels. --label replaces all of them.")
       ->disable_flag_override();
 
@@ -413,11 +433,12 @@ void CommandLine::AddRun() {
   // Parse() takes it, and what follows: here it is for the help.
   run->add_option("PROGRAM", misplaced_program_, "What to run, with its arguments, after --.")
       ->type_name("-- PROGRAM [ARGUMENTS]");
-  run->add_option("--limit", flags.limit,
-                  "What its processes may have together on each device: 0.4 (of the capacity) or 8GiB. Default: all.")
+  run->add_option(
+         "--limit", flags.limit,
+         "What its processes may have together on each device: 0.4 or 40% of the capacity, or 8GiB. Default: all.")
       ->type_name("LIMIT");
   run->add_option("--guarantee", flags.guarantee,
-                  "How much of each device to keep free for them: 0.25 (of the capacity) or 8GiB. For operators.")
+                  "How much of each device to keep free for them: 0.25 or 25% of the capacity, or 8GiB. For operators.")
       ->type_name("GUARANTEE");
   run->add_option(
          "--device", flags.devices,
@@ -465,8 +486,10 @@ void CommandLine::AddTools() {
   CLI::App* const hold = Add(kTools, "hold", "Allocate memory, write a pattern to it, and hold it until interrupted.",
                              [this] { return Hold(context_, value_argument_); });
   hold->add_option("BYTES", value_argument_, "How much, as 512MiB.")->type_name("BYTES")->required();
-  hold->add_option("--name", context_.name, "Name of the session. Default: vramctl.")->type_name("NAME");
-  hold->add_option("--limit", context_.limit, "Limit to ask for: 0.5 (half of the capacity) or 512MiB.")
+  hold->add_option("--name", context_.name, "Name of the session. Default: $VRAMBROKER_NAME, else vramctl.")
+      ->type_name("NAME");
+  hold->add_option("--limit", context_.limit,
+                   "Limit to ask for: 0.5 or 50% of the capacity, or 512MiB. Default: $VRAMBROKER_LIMIT.")
       ->type_name("LIMIT");
   AddDevice(hold, &context_.only_device, "Device to allocate on. Default: 0.");
   hold->add_option(
@@ -497,6 +520,7 @@ void CommandLine::AddTools() {
                                    ->add_option("--seconds", context_.trace.seconds,
                                                 "How long, 0.1 to 86400. Default: 10. Ctrl-C ends it early.")
                                    ->type_name("SECONDS")
+                                   ->transform(InSeconds)
                                    ->check(Between(0.1, 86400));
   trace
       ->add_flag("--until-oom", context_.trace.until_oom,
@@ -551,7 +575,8 @@ void CommandLine::AddTools() {
     for (const std::string& name : words_) {
       const CLI::App* const next = FindCommand(*command, name);
       if (next == nullptr)
-        return absl::InvalidArgumentError(absl::StrCat("no command '", name, "'; see vramctl --help"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("no command '", name, "'", DidYouMean(name, CommandNames(*command), "; see vramctl --help")));
       command = next;
     }
     // Not its help(), which is that of the command that was given.
@@ -576,9 +601,9 @@ absl::Status CommandLine::Unexpected() const {
   if (extras.empty()) return absl::OkStatus();
   const std::string& extra = extras.front();
   if (!absl::StartsWith(extra, "-")) {
-    return absl::InvalidArgumentError(
-        run_ ? absl::StrCat("surplus argument '", extra, "'", see)
-             : absl::StrCat(command, command.empty() ? "" : ": ", "no command '", extra, "'", see));
+    return absl::InvalidArgumentError(run_ ? absl::StrCat("unexpected argument '", extra, "'", see)
+                                           : absl::StrCat(command, command.empty() ? "" : ": ", "no command '", extra,
+                                                          "'", DidYouMean(extra, CommandNames(ParsedApp(*app_)), see)));
   }
   const std::string option = extra.substr(0, extra.find('='));
   std::vector<std::string> takers;
@@ -589,7 +614,7 @@ absl::Status CommandLine::Unexpected() const {
     takers.push_back(absl::StrCat(is_nested ? other->get_parent()->get_name() + " " : "", other->get_name()));
     comes_too_early = comes_too_early || other->parsed();
   }
-  if (takers.empty()) return absl::InvalidArgumentError(absl::StrCat("no option ", option, see));
+  if (takers.empty()) return absl::InvalidArgumentError(UnknownOption(*app_, option, see));
   if (comes_too_early) return absl::InvalidArgumentError(absl::StrCat(option, " must follow its command", see));
   return absl::InvalidArgumentError(absl::StrCat(command, " takes no ", option, " (", absl::StrJoin(takers, ", "), " ",
                                                  takers.size() == 1 ? "does)" : "do)", see));

@@ -14,21 +14,24 @@
 #include <iostream>
 #include <iterator>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "allocator/base/bytes.h"
+#include "allocator/base/command_line.h"
 #include "allocator/heap/memory_stats.h"
 #include "vrambroker/client.h"
 
-ABSL_FLAG(bool, pause, false, "wait for Enter after each step");
-
 namespace {
+
+struct Flags {
+  bool pause = false;
+};
+Flags flags;
 
 using vrambroker::Buffer;
 using vrambroker::Client;
@@ -84,7 +87,7 @@ void Print(const char* when, const MemoryStats& stats) {
               FormatBytes(allocated).c_str(), 100 * vrambroker::FragmentationRatio(allocated, reserved));
   std::fflush(stdout);
   std::string line;
-  if (absl::GetFlag(FLAGS_pause)) std::getline(std::cin, line);
+  if (flags.pause) std::getline(std::cin, line);
 }
 
 absl::Status Run(const Experiment& experiment) {
@@ -136,8 +139,10 @@ absl::Status Run(const Experiment& experiment) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("shows fragmentation, and what an empty-cache can do about it, on a running daemon");
-  absl::ParseCommandLine(argc, argv);
+  const std::unique_ptr<CLI::App> app = vrambroker::MakeCommandLine(
+      "vrambroker-fragmentation", "Shows fragmentation, and what an empty-cache can do about it, on a running daemon.");
+  app->add_flag("--pause", flags.pause, "Wait for Enter after each step.");
+  if (const std::optional<int> code = vrambroker::ParseOrPrint(*app, argc, argv)) return *code;
   Experiment mixed{
       "30 tensors, three times 10, 50, 10, 100, 10, 200, 10, 50, 10 and 100 MB, then one of 500 MB", {}, 500'000'000};
   for (int round = 0; round < 3; ++round) {

@@ -11,22 +11,25 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "allocator/base/bytes.h"
+#include "allocator/base/command_line.h"
 #include "vrambroker/client.h"
 
-ABSL_FLAG(std::string, name, "demo", "name of the session");
-ABSL_FLAG(std::string, limit, "0.25", "limit to ask for: a fraction, as 0.25, or a size");
-ABSL_FLAG(int32_t, steps, 0, "stop after so many steps; 0: at SIGTERM");
-ABSL_FLAG(bool, ask_beyond_limit, false, "ask for one byte more than the limit at step 3, and show the answer");
-
 namespace {
+
+struct Flags {
+  std::string name = "demo";
+  std::string limit = "0.25";
+  int steps = 0;
+  bool ask_beyond_limit = false;
+};
+Flags flags;
 
 using vrambroker::Buffer;
 using vrambroker::Client;
@@ -144,7 +147,7 @@ absl::Status Train(Client& client) {
     }
   }
   uint64_t verified_bytes = 0;
-  const int steps = absl::GetFlag(FLAGS_steps);
+  const int steps = flags.steps;
   for (int step = 1; stop == 0 && (steps == 0 || step <= steps); ++step) {
     std::vector<Tensor> activations;
     for (uint64_t layer = 0; layer < Model::kLayers; ++layer) {
@@ -158,7 +161,7 @@ absl::Status Train(Client& client) {
       if (absl::Status status = activations.back().Verify(); !status.ok()) return status;
       verified_bytes += activations.back().bytes();
     }
-    if (absl::GetFlag(FLAGS_ask_beyond_limit) && step == 3) {
+    if (flags.ask_beyond_limit && step == 3) {
       if (absl::Status status = AskBeyondLimit(client); !status.ok()) return status;
     }
     for (const Tensor& tensor : state) {
@@ -175,17 +178,25 @@ absl::Status Train(Client& client) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("uses memory as the training of a small transformer does");
-  absl::ParseCommandLine(argc, argv);
+  const std::unique_ptr<CLI::App> app = vrambroker::MakeCommandLine(
+      "vrambroker-demo", "Uses memory as the training of a small transformer does, and verifies every byte.");
+  app->add_option("--name", flags.name, "Name of the session. Default: demo.")->type_name("NAME");
+  app->add_option("--limit", flags.limit,
+                  "Limit to ask for: 0.25 or 25% of the capacity, or a size as 8GiB. Default: 0.25.")
+      ->type_name("LIMIT");
+  app->add_option("--steps", flags.steps, "Stop after so many steps. Default: at SIGTERM.")->type_name("N");
+  app->add_flag("--ask-beyond-limit", flags.ask_beyond_limit,
+                "Ask for one byte more than the limit at step 3, and show the answer.");
+  if (const std::optional<int> code = vrambroker::ParseOrPrint(*app, argc, argv)) return *code;
   signal(SIGTERM, [](int) { stop = 1; });
 
-  const absl::StatusOr<vrambroker::Limit> limit = vrambroker::ParseLimit(absl::GetFlag(FLAGS_limit));
+  const absl::StatusOr<vrambroker::Limit> limit = vrambroker::ParseLimit(flags.limit);
   absl::Status status = limit.status();
   if (status.ok()) {
-    absl::StatusOr<Client> client = Client::Connect({.name = absl::GetFlag(FLAGS_name), .limit = *limit});
+    absl::StatusOr<Client> client = Client::Connect({.name = flags.name, .limit = *limit});
     status = client.ok() ? Train(*client) : client.status();
   }
   if (status.ok()) return 0;
-  std::fprintf(stderr, "%s: %s\n", absl::GetFlag(FLAGS_name).c_str(), status.ToString().c_str());
+  std::fprintf(stderr, "%s: %s\n", flags.name.c_str(), status.ToString().c_str());
   return 1;
 }

@@ -54,7 +54,7 @@ stop_daemon() { kill -TERM "$daemon_pid"; wait "$daemon_pid" || fail "the daemon
 start() {
   local name=$1; shift
   rm -f "$work/$name"; mkfifo "$work/$name"
-  "$job" --name="$name" --began_ms="$began_ms" "$@" < "$work/$name" > "$work/$name.out" 2> "$work/$name.log" &
+  "$job" --name="$name" --began-ms="$began_ms" "$@" < "$work/$name" > "$work/$name.out" 2> "$work/$name.log" &
   pid[$name]=$!
 }
 # await NAME TEXT: until it says so; then shows what is new.
@@ -77,7 +77,7 @@ end() { wait "${pid[$1]}" || fail "$1 found other bytes than it wrote"; unset "p
 
 run() {
   began_ms=$(date +%s%3N) shown=()
-  start trainer --wait_seconds="$1"; exec 3> "$work/trainer"
+  start trainer --wait-seconds="$1"; exec 3> "$work/trainer"
   await trainer starts
   echo "take 48 20MiB" >&3; await trainer "got it"
   echo "drop 30" >&3; await trainer "freed"

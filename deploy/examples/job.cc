@@ -13,24 +13,27 @@
 #include <cstdint>
 #include <cstdio>
 #include <iostream>
+#include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "allocator/base/bytes.h"
+#include "allocator/base/command_line.h"
 #include "vrambroker/client.h"
 
-ABSL_FLAG(std::string, name, "job", "name of the session");
-ABSL_FLAG(int32_t, wait_seconds, 0, "how long a request waits for memory");
-ABSL_FLAG(int64_t, began_ms, 0, "when the timeline began: milliseconds since 1970");
-
 namespace {
+
+struct Flags {
+  std::string name = "job";
+  int wait_seconds = 0;
+  int64_t began_ms = 0;
+};
+Flags flags;
 
 using vrambroker::Buffer;
 using vrambroker::Client;
@@ -58,8 +61,8 @@ class Job {
   }
 
   void Say(const std::string& text) const {
-    const double seconds = static_cast<double>(absl::ToUnixMillis(absl::Now()) - absl::GetFlag(FLAGS_began_ms)) / 1000;
-    std::printf("  %6.2f s  %-10s %s\n", seconds, absl::GetFlag(FLAGS_name).c_str(), text.c_str());
+    const double seconds = static_cast<double>(absl::ToUnixMillis(absl::Now()) - flags.began_ms) / 1000;
+    std::printf("  %6.2f s  %-10s %s\n", seconds, flags.name.c_str(), text.c_str());
     std::fflush(stdout);
   }
 
@@ -135,12 +138,17 @@ class Job {
 }  // namespace
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("takes and drops memory as standard input says; see deploy/examples");
-  absl::ParseCommandLine(argc, argv);
-  absl::StatusOr<Client> client = Client::Connect(
-      {.name = absl::GetFlag(FLAGS_name), .wait = absl::Seconds(absl::GetFlag(FLAGS_wait_seconds)), .alloc_conf = ""});
+  const std::unique_ptr<CLI::App> app = vrambroker::MakeCommandLine(
+      "vrambroker-job", "Takes and drops memory as standard input says; see deploy/examples.");
+  app->add_option("--name", flags.name, "Name of the session. Default: job.")->type_name("NAME");
+  app->add_option("--wait-seconds", flags.wait_seconds, "How long a request waits for memory. Default: not at all.")
+      ->type_name("N");
+  app->add_option("--began-ms", flags.began_ms, "When the timeline began: milliseconds since 1970.")->type_name("N");
+  if (const std::optional<int> code = vrambroker::ParseOrPrint(*app, argc, argv)) return *code;
+  absl::StatusOr<Client> client =
+      Client::Connect({.name = flags.name, .wait = absl::Seconds(flags.wait_seconds), .alloc_conf = ""});
   if (!client.ok()) {
-    std::fprintf(stderr, "%s: %s\n", absl::GetFlag(FLAGS_name).c_str(), client.status().ToString().c_str());
+    std::fprintf(stderr, "%s: %s\n", flags.name.c_str(), client.status().ToString().c_str());
     return 1;
   }
   Job job(*std::move(client));

@@ -73,7 +73,7 @@ http=$(grep -o 'http=http://[^/ ]*' "$work/daemon.log" | head -n 1 | cut -d/ -f3
 # start CONF: the job, which waits for a line after each report.
 start() {
   rm -f "$work/orders"; mkfifo "$work/orders"
-  "$job" --name=trainer --limit="${limit_mib}MiB" --steps="$steps" --alloc_conf="$1" \
+  "$job" --name=trainer --limit="${limit_mib}MiB" --steps="$steps" --alloc-conf="$1" \
       < "$work/orders" > "$work/job.out" 2> "$work/job.log" &
   job_pid=$!
   exec 3> "$work/orders"

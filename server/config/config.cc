@@ -1,27 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/config/config.h"
 
-#include <google/protobuf/descriptor.h>
-#include <google/protobuf/io/tokenizer.h>
-#include <google/protobuf/text_format.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "allocator/base/amounts.h"
 #include "allocator/base/bytes.h"
 #include "allocator/heap/history.h"
 #include "allocator/heap/size_class.h"
@@ -38,44 +29,6 @@ constexpr absl::Duration kLeastFragmentationWindow = absl::Seconds(1);
 constexpr absl::Duration kLeastClientTimeout = absl::Milliseconds(10);
 constexpr absl::Duration kMostClientTimeout = absl::Seconds(20);
 
-class ErrorList : public google::protobuf::io::ErrorCollector {
- public:
-  explicit ErrorList(absl::string_view name) : name_(name) {}
-  void AddError(int line, google::protobuf::io::ColumnNumber column, const std::string& message) override {
-    errors_.push_back(absl::StrCat(name_, ":", line + 1, ":", column + 1, ": ", OneLine(message)));
-  }
-  const std::vector<std::string>& errors() const { return errors_; }
-
- private:
-  const std::string name_;
-  std::vector<std::string> errors_;
-};
-
-void NotePlaces(absl::string_view name, const google::protobuf::Descriptor& message,
-                const google::protobuf::TextFormat::ParseInfoTree& tree, const std::string& prefix,
-                absl::flat_hash_map<std::string, std::string>& places) {
-  for (int i = 0; i < message.field_count(); ++i) {
-    const google::protobuf::FieldDescriptor* field = message.field(i);
-    const std::string field_name = absl::StrCat(prefix, field->name());
-    const auto note = [&](const std::string& path, int index) {
-      const auto location = tree.GetLocation(field, index);
-      if (location.line < 0) return false;
-      places[path] = absl::StrCat(name, ":", location.line + 1, ":", location.column + 1);
-      if (field->message_type() == nullptr) return true;
-      if (const auto* nested = tree.GetTreeForNested(field, index); nested != nullptr) {
-        NotePlaces(name, *field->message_type(), *nested, path + ".", places);
-      }
-      return true;
-    };
-    if (!field->is_repeated()) {
-      note(field_name, -1);
-      continue;
-    }
-    for (int index = 0; note(absl::StrCat(field_name, "[", index, "]"), index); ++index) {
-    }
-  }
-}
-
 std::string Or(const std::string& value, const char* fallback) {
   return value.empty() ? fallback : value;
 }
@@ -84,34 +37,33 @@ uint32_t Or(uint32_t value, uint32_t fallback) {
   return value == 0 ? fallback : value;
 }
 
-}  // namespace
-
-absl::StatusOr<ConfigText> ParseConfigText(absl::string_view name, const std::string& text) {
-  ConfigText config;
-  ErrorList errors(name);
-  google::protobuf::TextFormat::ParseInfoTree tree;
-  google::protobuf::TextFormat::Parser parser;
-  parser.RecordErrorsTo(&errors);
-  parser.WriteLocationsTo(&tree);
-  if (!parser.ParseFromString(text, &config.proto)) {
-    return absl::InvalidArgumentError(absl::StrJoin(errors.errors(), "\n"));
+std::optional<Limit> CheckCapacity(const std::string& text, Checker& check) {
+  const absl::StatusOr<Limit> capacity = ParseSizeOrShare(text);
+  if (!capacity.ok()) {
+    check.Fault("capacity", capacity.status().message());
+    return std::nullopt;
   }
-  NotePlaces(name, *config.proto.GetDescriptor(), tree, "", config.places);
-  return config;
+  const uint64_t* const bytes = std::get_if<uint64_t>(&*capacity);
+  if (bytes != nullptr && (*bytes < kSegmentGranuleBytes || *bytes >= kMaxRequestBytes)) {
+    check.Fault("capacity", absl::StrCat("'", text, "' is not between 2MiB and 1048575TiB"));
+  }
+  if (bytes == nullptr && std::get<double>(*capacity) == 0) {
+    check.Fault("capacity", absl::StrCat("'", text, "' is nothing of a device"));
+  }
+  return *capacity;
 }
 
-absl::StatusOr<ConfigText> ReadConfigFile(const std::string& path) {
-  errno = 0;
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (errno != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot read the configuration file ", path));
-  return ParseConfigText(path, text.str());
+// None where it depends on the device.
+std::optional<uint64_t> BytesOf(const std::optional<Limit>& capacity) {
+  if (!capacity.has_value() || !std::holds_alternative<uint64_t>(*capacity)) return std::nullopt;
+  return std::get<uint64_t>(*capacity);
 }
+
+}  // namespace
 
 absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   const config::v1::DaemonConfig& proto = text.proto;
-  Checker check(text.places);
+  Checker check(text.places, text.faults);
   Config config;
   // Clients and container runtimes are told of it. They would take a relative path for another one.
   std::error_code no_directory;
@@ -151,13 +103,7 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
     check.Fault("device_lost", absl::StrCat("'", device_lost, "' is not exit or stay"));
   }
 
-  if (!proto.capacity().empty()) {
-    const uint64_t capacity = check.Size("capacity", proto.capacity(), kSegmentGranuleBytes);
-    if (capacity < kSegmentGranuleBytes || capacity >= kMaxRequestBytes) {
-      check.Fault("capacity", absl::StrCat("'", proto.capacity(), "' is not between 2MiB and 1048575TiB"));
-    }
-    config.capacity_bytes = capacity;
-  }
+  if (!proto.capacity().empty()) config.capacity = CheckCapacity(proto.capacity(), check);
   config.headroom_bytes = check.Size("headroom", proto.headroom(), 1_GiB);
   config.overhead_allowance_bytes = check.Size("overhead_allowance", proto.overhead_allowance(), 1_GiB);
 
@@ -177,7 +123,8 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   config.user_limit = check.LimitOf("user_limit", proto.has_user_limit() ? &proto.user_limit() : nullptr);
   config.user_guarantee =
       check.LimitOf("user_guarantee", proto.has_user_guarantee() ? &proto.user_guarantee() : nullptr);
-  config.rules = CheckRules(proto, config.session_limit, config.capacity_bytes, check);
+  const std::optional<uint64_t> capacity_bytes = BytesOf(config.capacity);
+  config.rules = CheckRules(proto, config.session_limit, capacity_bytes, check);
 
   config.idle_decay = check.Time("idle_decay", proto.idle_decay(), absl::Seconds(10));
   config.idle_limit_bytes = check.Size("idle_limit", proto.idle_limit(), SegmentPoolOptions::kNoIdleLimit);
@@ -252,8 +199,7 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
     check.Fault("record_events", absl::StrCat(proto.record_events(), " is above ", kMaxRecordedEvents));
   }
   if (absl::Status status = check.status(); !status.ok()) return status;
-  config.warnings =
-      WarnOfGuarantees(config.rules, config.user_guarantee, config.max_sessions_per_uid, config.capacity_bytes);
+  config.warnings = WarnOfGuarantees(config.rules, config.user_guarantee, config.max_sessions_per_uid, capacity_bytes);
   for (const std::string& warning : config.alloc_conf.warnings) {
     config.warnings.push_back(absl::StrCat("alloc_conf: ", warning));
   }
@@ -281,7 +227,7 @@ std::vector<std::string> FieldsThatNeedARestart(const Config& running, const Con
   compare("socket_mode", [](const Config& c) { return c.socket_mode; });
   compare("device", [](const Config& c) { return c.device; });
   compare("device_lost", [](const Config& c) { return c.exits_when_devices_are_lost; });
-  compare("capacity", [](const Config& c) { return c.capacity_bytes; });
+  compare("capacity", [](const Config& c) { return c.capacity; });
   compare("headroom", [](const Config& c) { return c.headroom_bytes; });
   compare("overhead_allowance", [](const Config& c) { return c.overhead_allowance_bytes; });
   compare("host_devices", [](const Config& c) { return c.host_devices; });

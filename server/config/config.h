@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "allocator/heap/allocator_options.h"
+#include "server/config/config_text.h"
 #include "server/core/broker.h"
 #include "server/identity/policy.h"
 #include "vrambroker/config/v1/config.pb.h"
@@ -32,7 +32,8 @@ struct Config {
   std::string claims_file;  // empty: vrambroker.claims in socket_dir
   DeviceChoice device = DeviceChoice::kAuto;
   bool exits_when_devices_are_lost = true;
-  std::optional<uint64_t> capacity_bytes;  // per device
+  // Of each device: bytes, or a share of its memory, on host of the machine's.
+  std::optional<Limit> capacity;
   uint64_t headroom_bytes = 0;
   uint64_t overhead_allowance_bytes = 0;  // see Reconciliation
   int host_devices = 1;
@@ -71,20 +72,7 @@ struct Config {
   size_t max_connections_per_uid = 0;  // 0: by the daemon's limit of file descriptors
 };
 
-// A configuration, and where in its file each field stands ("NAME:LINE:COLUMN", by field name: "session_limit.bytes",
-// "rules[0].uid").
-struct ConfigText {
-  config::v1::DaemonConfig proto;
-  absl::flat_hash_map<std::string, std::string> places;
-};
-
-// Reads protobuf text format. InvalidArgument lists every error as "NAME:LINE:COLUMN: what".
-absl::StatusOr<ConfigText> ParseConfigText(absl::string_view name, const std::string& text);
-
-// ParseConfigText() of a file. NotFound and the like when it cannot be read.
-absl::StatusOr<ConfigText> ReadConfigFile(const std::string& path);
-
-// InvalidArgument lists every faulty field, one a line, with its place where that is known.
+// InvalidArgument lists every fault, one a line, with its place where that is known: those of the text, too.
 absl::StatusOr<Config> CheckConfig(const ConfigText& text);
 
 // The policy that the configuration describes, of a daemon that runs as this process's user.

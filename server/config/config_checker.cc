@@ -1,25 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/config/config_checker.h"
 
-#include <algorithm>
 #include "absl/status/statusor.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "allocator/base/amounts.h"
 #include "allocator/base/bytes.h"
 
 namespace vrambroker {
 
-std::string OneLine(absl::string_view text) {
-  std::string line(text);
-  std::replace_if(
-      line.begin(), line.end(), [](unsigned char c) { return absl::ascii_iscntrl(c); }, '?');
-  return line;
-}
-
 void Checker::Fault(absl::string_view field, absl::string_view what) {
   const std::string place = PlaceOf(field);
-  faults_.push_back(absl::StrCat("  ", place, place.empty() ? "" : ": ", field, ": ", OneLine(what)));
+  faults_.push_back(absl::StrCat(place, place.empty() ? "" : ": ", field, ": ", OneLine(what)));
 }
 
 std::string Checker::PlaceOf(absl::string_view field) const {
@@ -40,13 +32,16 @@ uint64_t Checker::Size(absl::string_view field, const std::string& text, uint64_
 absl::Duration Checker::Time(absl::string_view field, const std::string& text, absl::Duration fallback,
                              absl::Duration most) {
   if (text.empty()) return fallback;
-  absl::Duration duration;
-  if (!absl::ParseDuration(text, &duration) || duration < absl::ZeroDuration() || duration > most) {
-    Fault(field, absl::StrCat("'", text, "' is not a duration from 0 to ", absl::FormatDuration(most),
-                              "; write it as 10s, 500ms or 2m"));
+  const absl::StatusOr<absl::Duration> duration = ParseTime(text);
+  if (!duration.ok()) {
+    Fault(field, duration.status().message());
     return fallback;
   }
-  return duration;
+  if (*duration > most) {
+    Fault(field, absl::StrCat("'", text, "' is not a duration from 0 to ", absl::FormatDuration(most)));
+    return fallback;
+  }
+  return *duration;
 }
 
 std::optional<Limit> Checker::LimitOf(const std::string& field, const config::v1::SessionLimit* limit) {
@@ -55,7 +50,8 @@ std::optional<Limit> Checker::LimitOf(const std::string& field, const config::v1
     case config::v1::SessionLimit::kBytes: {
       const absl::StatusOr<uint64_t> bytes = ParseBytes(limit->bytes());
       if (bytes.ok()) return Limit(*bytes);
-      Fault(field + ".bytes", bytes.status().message());
+      const bool is_share = ParseShare(limit->bytes()).ok();
+      Fault(field + ".bytes", absl::StrCat(bytes.status().message(), is_share ? "; a share is a fraction: 0.4" : ""));
       return std::nullopt;
     }
     case config::v1::SessionLimit::kFraction:
@@ -72,7 +68,7 @@ std::optional<Limit> Checker::LimitOf(const std::string& field, const config::v1
 absl::Status Checker::status() const {
   if (faults_.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(faults_.size(), faults_.size() == 1 ? " fault" : " faults",
-                                                 " in the configuration:\n", absl::StrJoin(faults_, "\n")));
+                                                 " in the configuration:\n  ", absl::StrJoin(faults_, "\n  ")));
 }
 
 }  // namespace vrambroker

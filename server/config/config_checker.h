@@ -5,27 +5,24 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "server/config/config_text.h"
 #include "server/identity/policy.h"
 #include "vrambroker/config/v1/config.pb.h"
 
 namespace vrambroker {
 
-// What repeats a part of the file stays on its line, whatever the part is.
-std::string OneLine(absl::string_view text);
-
 // Reads the values of configuration fields and collects what is wrong, so that all of it can be told at once.
 class Checker {
  public:
-  // Where each field stands, by its name: ConfigText.
-  using Places = absl::flat_hash_map<std::string, std::string>;
-  // `places` outlives this object.
-  explicit Checker(const Places& places) : places_(places) {}
+  using Places = ConfigText::Places;
+  // `places` outlives this object. `faults` are already known.
+  Checker(const Places& places, std::vector<std::string> faults) : places_(places), faults_(std::move(faults)) {}
 
   void Fault(absl::string_view field, absl::string_view what);
   // "FILE:LINE:COLUMN"; empty when it is not known.

@@ -10,6 +10,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "allocator/base/bytes.h"
 #include "allocator/base/names.h"
 #include "allocator/base/utf8.h"
@@ -125,7 +126,7 @@ absl::Status Claims::CheckHasAnything(const ClaimTerms& terms) const {
 absl::Status Claims::CheckDevices(const ClaimTerms& terms) const {
   for (const size_t device : terms.devices) {
     if (absl::Status status = CheckDevice(device, pools_.size()); !status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("devices: ", status.message()));
+      return absl::InvalidArgumentError(absl::StrCat("there is ", absl::StripPrefix(status.message(), "device: ")));
     }
   }
   return absl::OkStatus();

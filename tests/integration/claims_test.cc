@@ -437,7 +437,7 @@ TEST_F(ClaimsTest, WrongUseIsSaid) {
   };
   has(error({"claim", "create", "a b"}, 1), "name: only letters, digits and . _ - : @ are allowed");
   has(error({"claim", "create", std::string(64, 'x')}, 1), "at most 63 are allowed");
-  has(error({"claim", "create", "a", "--limit=2"}, 2), "--limit: limit '2' is ambiguous");
+  has(error({"claim", "create", "a", "--limit=2"}, 2), "--limit: '2' is ambiguous");
   has(error({"claim", "create", "a", "--limit=64MiB", "--guarantee=65MiB"}, 1), "above the claim's limit");
   has(error({"claim", "create", "a", "--guarantee=1TiB"}, 1), "is above the capacity of device 0");
   has(error({"claim", "create", "a", "--guarantee=256MiB"}, 0), "");
@@ -446,8 +446,8 @@ TEST_F(ClaimsTest, WrongUseIsSaid) {
   has(error({"claim", "create", "b", "--owner=nobody-of-that-name"}, 2),
       "--owner: no user 'nobody-of-that-name' is known");
   has(error({"claim", "create", "b", "--label=x"}, 2), "--label: 'x' is not KEY=VALUE");
-  has(error({"claim", "create", "b", "--max-wait=2h"}, 2), "--max-wait: '2h' is not a duration with its unit");
-  has(error({"claim", "create", "b", "--device=7"}, 1), "devices: ");
+  has(error({"claim", "create", "b", "--max-wait=2h"}, 2), "--max-wait: '2h' is longer than an hour");
+  has(error({"claim", "create", "b", "--device=7"}, 1), "there is no device 7; the daemon has ");
   has(error({"claim", "set", "a"}, 2), "nothing is to be changed");
   has(error({"claim", "set", "c", "--limit=0.5"}, 1), "no claim is named 'c' (vramctl claim ls)");
   has(error({"claim", "show", "c"}, 1), "no claim is named 'c'");

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "allocator/base/bytes.h"
+#include "allocator/device/host_device.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/paths.h"
 #include "tests/support/vramctl_test.h"
@@ -117,12 +118,31 @@ TEST(HelpTest, OfTheDaemon) {
   EXPECT_EQ(Vrambrokerd({"-h"}).out, help.out);
 }
 
+TEST(HelpTest, OfTheDemos) {
+  for (const auto& [name, path] :
+       std::vector<std::pair<std::string, std::string>>{{"vrambroker-demo", paths::kDemo},
+                                                        {"vrambroker-fragmentation", paths::kFragmentation},
+                                                        {"vrambroker-job", paths::kJob},
+                                                        {"vrambroker-step-8847", paths::kStep8847}}) {
+    const RunResult help = RunProgram({path, "--help"});
+    ExpectGoodHelp(help);
+    EXPECT_TRUE(absl::StartsWith(help.out, absl::StrCat("Usage: ", name, " [OPTIONS]\n"))) << help.out;
+    const RunResult wrong = RunProgram({path, "--nonsense"});
+    EXPECT_EQ(wrong.exit_code, 2);
+    EXPECT_EQ(wrong.err, absl::StrCat(name, ": unknown option --nonsense; see ", name, " --help\n"));
+  }
+}
+
 // ---- Wrong use ----
 
 TEST(WrongUseTest, IsSaidAndChangesNothing) {
   for (const auto& [arguments, message] : std::vector<std::pair<Arguments, std::string>>{
            {{}, "no command given; see vramctl --help"},
-           {{"statsu"}, "no command 'statsu'; see vramctl --help"},
+           {{"statsu"}, "no command 'statsu'; did you mean stats?"},
+           {{"help", "limt"}, "no command 'limt'; did you mean limit?"},
+           {{"claim", "creat", "a"}, "claim: no command 'creat'; did you mean create?"},
+           {{"hold", "1MiB", "--limt=0.5"}, "unknown option --limt; did you mean --limit?"},
+           {{"hold", "1MiB", "--limt", "0.5"}, "unknown option --limt; did you mean --limit?"},
            {{"status", "--pid", "3"}, "status takes no --pid (policy explain does); see vramctl status --help"},
            {{"status", "--limit", "0.5"},
             "status takes no --limit (claim create, claim set, run, hold do); see vramctl status --help"},
@@ -131,9 +151,9 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
             "vramctl sessions --help"},
            {{"claim", "cdi", "a", "-o", ""}, "--output: the name of a file is needed; see vramctl claim cdi --help"},
            {{"--limit", "0.5", "hold", "1MiB"}, "--limit must follow its command; see vramctl hold --help"},
-           {{"trim", "--no_such"}, "no option --no_such; see vramctl trim --help"},
+           {{"trim", "--no_such"}, "unknown option --no_such; see vramctl trim --help"},
            {{"trim"}, "SESSION is required; see vramctl trim --help"},
-           {{"trim", "a", "b"}, "surplus argument 'b'; see vramctl trim --help"},
+           {{"trim", "a", "b"}, "unexpected argument 'b'; see vramctl trim --help"},
            {{"status", "--timeout", "0"}, "--timeout: 0 is not a number from 0.01 to 86400; see vramctl status --help"},
            {{"status", "--timeout=nan"}, "--timeout: nan is not a number"},
            {{"ooms", "--last", "-1"}, "--last: -1 is not a number from 0 to 4294967295"},
@@ -226,6 +246,7 @@ TEST_F(CommandLineTest, OptionsStandAnywhereWithDashesOrUnderscores) {
 
 TEST_F(CommandLineTest, ASilentDaemonIsWaitedForAloudAndAsLongAsWanted) {
   daemon_->process().Signal(SIGSTOP);
+  EXPECT_THAT(Ctl({"status", "--timeout=300ms"}).err, HasSubstr("did not answer within 300ms"));
   const RunResult given_up = Ctl({"status", "--timeout=0.3"});
   EXPECT_EQ(given_up.exit_code, 1);
   EXPECT_THAT(given_up.err, HasSubstr("did not answer within 300ms"));
@@ -467,7 +488,10 @@ TEST(DaemonCommandLineTest, ServesHttpOnLocalhostAndIpv6) {
 TEST(DaemonCommandLineTest, WrongUse) {
   for (const auto& [arguments, message] : std::vector<std::pair<Arguments, std::string>>{
            {{"--capacity"}, "--capacity needs a value"},
-           {{"surplus"}, "unexpected argument surplus"},
+           {{"surplus"}, "unexpected argument 'surplus'; see vrambrokerd --help"},
+           {{"--capcity", "4GiB"}, "unknown option --capcity; did you mean --capacity?"},
+           {{"--http_adress=off"}, "unknown option --http_adress; did you mean --http-address?"},
+           {{"--quite-another", "4GiB"}, "unknown option --quite-another; see vrambrokerd --help"},
            {{"--check-config=false"}, "check-config was given"},
            {{"--http-address=*:9477", "--check-config"}, "0.0.0.0:9477 (all addresses)"}}) {
     const RunResult result = Vrambrokerd(arguments);
@@ -483,6 +507,27 @@ TEST(DaemonCommandLineTest, WarnsOfMoreMemoryThanTheMachineHas) {
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> modest,
                        StartWith({"--capacity=64MiB", "--http-address=off"}));
   EXPECT_THAT(modest->ErrorText(), Not(HasSubstr("of memory that this machine has")));
+}
+
+TEST(DaemonCommandLineTest, ACapacityMayBeAShareOfTheMachine) {
+  for (const char* half : {"50%", "0.5"}) {
+    ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> daemon,
+                         StartWith({absl::StrCat("--capacity=", half), "--http-address=off"}));
+    EXPECT_THAT(daemon->ErrorText(), HasSubstr(absl::StrCat(" capacity=", DefaultHostBytes(), " ")));
+  }
+}
+
+TEST(DaemonCommandLineTest, ChecksAWholeConfiguration) {
+  const std::string file = MakeTempDir() + "/c.textproto";
+  std::ofstream(file) << "capcity: '8GiB'\nidle_decay: 10\nlog_level: 'loud'\n";
+  const RunResult result = Vrambrokerd({"--check-config", "--config", file, "--idle-limit=1PB"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(Lines(result.err),
+              ElementsAre("vrambrokerd: 4 faults in the configuration:",
+                          absl::StrCat("  ", file, ":1:1: unknown field 'capcity'; did you mean 'capacity'?"),
+                          absl::StrCat("  ", file, ":2:13: idle_decay: a text in quotes is needed, not 10"),
+                          HasSubstr("  --idle-limit: idle_limit: '1PB' is not a size: its unit is unknown"),
+                          HasSubstr(absl::StrCat("  ", file, ":3:1: log_level: 'loud' is not"))));
 }
 
 TEST(DaemonCommandLineTest, AReloadWithoutAFileRaisesNoAlert) {

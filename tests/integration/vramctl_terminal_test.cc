@@ -322,7 +322,7 @@ TEST_F(TopChangesTest, SetsALimitAndAPriority) {
   EXPECT_TRUE(top->Shows(absl::StrCat("The limit of ", title, " is 128.00 MiB on each device.")));
   Type(*top, "lots");
   top->Press("Enter");
-  EXPECT_TRUE(top->Shows("limit 'lots': write a fraction such as 0.5, or a size such as 512MiB"));
+  EXPECT_TRUE(top->Shows("'lots' is not a share or a size"));
   for (int i = 0; i < 4; ++i) top->Press("BSpace");
   Type(*top, "64MiB");
   top->Press("Enter");

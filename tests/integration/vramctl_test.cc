@@ -162,6 +162,27 @@ TEST_F(VramctlTest, LimitTrimAndEnd) {
   EXPECT_STATUS(client.Call("alloc 1"), absl::StatusCode::kAborted, "operator");
 }
 
+TEST_F(VramctlTest, LessThanWasAskedForIsSaid) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("c"));
+  EXPECT_EQ(
+      Ctl({"limit", "c", "100GiB"}).out,
+      "c: limit 256.00 MiB on device 0 (asked for 100.00 GiB; the device's capacity is 256.00 MiB), reserved 0 B\n");
+  EXPECT_EQ(Ctl({"limit", "c", "50%"}).out, "c: limit 128.00 MiB on device 0, reserved 0 B\n");
+  EXPECT_EQ(Ctl({"limit", "c", "1.0"}).out, "c: limit 256.00 MiB on device 0, reserved 0 B\n");
+  EXPECT_TRUE(StrContains(Ctl({"guarantee", "c", "1TiB"}).out,
+                          "on device 0 (asked for 1.00 TiB; the device's capacity is 256.00 MiB), reserved 0 B\n"));
+  EXPECT_EQ(Ctl({"guarantee", "c", "0"}).exit_code, 0);
+  const auto hold = [&](const char* limit) {
+    const auto holder =
+        ChildProcess::Start({VramctlProgram(), "hold", "1MiB", "--limit", limit, "--socket_dir=" + dir()});
+    EXPECT_OK(holder.status());
+    return (*holder)->ReadLine().value_or("");
+  };
+  EXPECT_TRUE(StrContains(hold("25%"), ", limit 64.00 MiB; pattern"));
+  EXPECT_TRUE(
+      StrContains(hold("8G"), ", limit 256.00 MiB (asked for 8.00 GiB; the device's capacity is 256.00 MiB); pattern"));
+}
+
 TEST_F(VramctlTest, RefusalsExitWithOneAndWrongUseWithTwo) {
   for (const Arguments& arguments : std::vector<Arguments>{{"stats", "nobody"},
                                                            {"summary", "nobody"},

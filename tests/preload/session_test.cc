@@ -8,6 +8,7 @@
 
 #include <csignal>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -88,7 +89,32 @@ TEST_F(PreloadSession, AWrongSettingIsSaid) {
   StartDaemon("64MiB");
   Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", "half"}});
   EXPECT_EQ(program.Ask("alloc plain 2M"), "2");
-  EXPECT_THAT(program.ErrorText(), HasSubstr("VRAMBROKER_LIMIT='half': write a fraction such as 0.5"));
+  EXPECT_THAT(
+      program.ErrorText(),
+      HasSubstr("VRAMBROKER_LIMIT: 'half' is not a share or a size: it does not begin with a number; write 0.4, 40%"));
+}
+
+TEST_F(PreloadSession, ANameThatIsNotAllowedIsChangedAndSaid) {
+  StartDaemon("64MiB");
+  Program program = Run("dlsym", {{"VRAMBROKER_NAME", "my j\u00f6b"}});
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+  EXPECT_THAT(Sessions(), HasSubstr("my_j_b"));
+  EXPECT_EQ(program.ErrorText(),
+            "vrambroker: the session is called my_j_b: at most 63 letters, digits and . _ - / : @ are allowed\n");
+}
+
+TEST_F(PreloadSession, AmountsAreReadAsPeopleWriteThem) {
+  StartDaemon("64MiB");
+  for (const auto& [limit, wait] : std::vector<std::pair<const char*, const char*>>{
+           {"25%", "10min"}, {"16m", "1h30m"}, {"16MiB", "0"}, {"16 mi", "0.5s"}}) {
+    Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", limit}, {"VRAMBROKER_WAIT", wait}});
+    EXPECT_EQ(program.Ask("info"), Info(16, 16)) << limit << ' ' << program.ErrorText();
+  }
+  Program program = Run("dlsym", {{"VRAMBROKER_WAIT", "30"}});
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "2");
+  EXPECT_THAT(program.ErrorText(),
+              HasSubstr("VRAMBROKER_WAIT: '30' is not a duration: its unit is missing; write 30s"));
 }
 
 TEST_F(PreloadSession, AFractionIsOfTheCapacity) {

@@ -114,6 +114,12 @@ class LibraryTest(unittest.TestCase):
         return os.path.join(folder, name)
 
 
+def vrambroker_library():
+    sys.path.insert(0, support.PYTHON_DIR)
+    from vrambroker import _library  # pylint: disable=import-outside-toplevel
+    return _library.load(support.LIBRARY)
+
+
 def vrambroker_version():
     """That of the whole project: CMakeLists.txt's."""
     with open(os.path.join(support.PYTHON_DIR, "..", "..", "CMakeLists.txt"), encoding="utf-8") as file:
@@ -506,6 +512,57 @@ class ClientTest(support.DaemonTest):
                 assert same.args == error.args, same.args
         """)
 
+    def test_amounts_as_text(self):
+        self.run_with_daemon("""
+            import vrambroker
+            with vrambroker.Client(limit="40%", wait="10min", connect_timeout="5s", idle_decay="1m30s",
+                                   call_timeout="1m") as client:
+                assert client.device(0).limit_bytes == 256 * 1048576 * 4 // 10, client.device(0)
+                with client.malloc("24MiB") as buffer, client.lease_segment("2.5m") as segment:
+                    assert buffer.bytes == 24 * 1048576 and segment.bytes == 5 << 19, (buffer, segment)
+                assert client._options.wait_ms == 600000 and client._options.idle_decay_ms == 90000
+        """)
+
+    def test_the_environment_says_what_is_left_open(self):
+        environment = {"VRAMBROKER_LIMIT": "25%", "VRAMBROKER_NAME": "outside", "VRAMBROKER_WAIT": "1h"}
+        self.run_with_daemon("""
+            import vrambroker
+            with vrambroker.Client() as client:
+                assert client.device(0).limit_bytes == 64 << 20 and client.name == "outside", client.name
+                assert client._may_wait
+            with vrambroker.Client(limit="32MiB", name="own") as client:
+                assert client.device(0).limit_bytes == 32 << 20 and client.name == "own", client.name
+        """, **environment)
+        self.run_with_daemon("""
+            import vrambroker
+            try:
+                vrambroker.Client()
+            except vrambroker.Error as error:
+                assert error.code == vrambroker.Code.INVALID_ARGUMENT, error
+                assert "VRAMBROKER_LIMIT: '3' is ambiguous" in str(error), error
+            else:
+                raise AssertionError("no error")
+        """, VRAMBROKER_LIMIT="3")
+
+    def test_the_table_of_amounts(self):
+        library = vrambroker_library()
+        seen = 0
+        with open(os.path.join(support.HERE, os.pardir, "support", "amounts.txt")) as file:
+            for line in file:
+                kind, _, rest = line.rstrip("\n").partition(" '")
+                text, _, value = rest.rpartition("' ")
+                read = {"size": library.size, "duration": library.milliseconds}.get(kind)
+                if read is None:
+                    continue
+                seen += 1
+                with self.subTest(kind=kind, text=text):
+                    if value.startswith("! "):
+                        with self.assertRaisesRegex(ValueError, re.escape(value[2:])):
+                            read("it", text)
+                    else:
+                        self.assertEqual(read("it", text), int(value) if kind == "size" else -(-int(value) // 1000000))
+        self.assertGreater(seen, 50)
+
     def test_wrong_arguments(self):
         self.run_with_daemon("""
             import vrambroker
@@ -522,17 +579,24 @@ class ClientTest(support.DaemonTest):
             for limit in (True, [], b"8GiB"):
                 raises(TypeError, lambda: vrambroker.Client(limit=limit), "limit")
             raises(ValueError, lambda: vrambroker.Client(wait=-1.0), "wait")
-            raises(TypeError, lambda: vrambroker.Client(wait="soon"), "wait")
+            raises(TypeError, lambda: vrambroker.Client(wait=[]), "wait")
+            raises(ValueError, lambda: vrambroker.Client(wait="soon"), "wait: 'soon' is not a duration")
+            raises(ValueError, lambda: vrambroker.Client(connect_timeout="30"), "connect_timeout: ", "write 30s")
+            raises(vrambroker.Error, lambda: vrambroker.Client(wait="2h"), "wait: 2h")
             raises(ValueError, lambda: vrambroker.Client(placement="near"), "placement", "near")
             assert raises(vrambroker.Error, lambda: vrambroker.Client(limit="8 apples"), "limit", "8 apples").code == 3
             assert raises(vrambroker.Error, lambda: vrambroker.Client(guarantee="x"), "guarantee").code == 3
             assert raises(vrambroker.Error, lambda: vrambroker.Client(guarantee="8MiB"), "guarantee", "policy").code == 7
-            raises(vrambroker.Error, lambda: vrambroker.Client(name="no spaces here"), "name")
+            lines = []
+            with vrambroker.Client(name="no spaces h\\u00e9re", log=lines.append) as client:
+                assert client.name == "no_spaces_h_re", client.name
+            assert len(lines) == 1 and "the session is called no_spaces_h_re: " in lines[0], lines
             raises(vrambroker.Error, lambda: vrambroker.Client(alloc_conf="max_split_size_mb:x"), "max_split_size_mb")
             client = vrambroker.Client()
             assert raises(vrambroker.Error, lambda: client.malloc(0), "bytes").code == 3
             raises(TypeError, lambda: client.malloc(1.5), "bytes")
-            raises(TypeError, lambda: client.malloc("1"), "bytes")
+            raises(ValueError, lambda: client.malloc("1 apple"), "bytes: '1 apple' is not a size")
+            raises(ValueError, lambda: client.lease_segment("40%"), "bytes: '40%' is not a size")
             raises(ValueError, lambda: client.malloc(-1), "bytes")
             for call in (lambda: client.malloc(5, device=7), lambda: client.device(-1), lambda: client.memory_stats(3),
                          lambda: client.memory_info(1), lambda: client.lease_segment(5, 1)):

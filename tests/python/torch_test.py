@@ -303,7 +303,7 @@ class TorchTest(support.DaemonTest):
             refused(lambda: vrambroker.torch.enable(mode="best"), ValueError)
             refused(lambda: vrambroker.torch.enable(limit=7.0), ValueError)
             assert error("no vrambrokerd", socket_dir="/nonexistent", connect_timeout=0.1) == vrambroker.Code.UNAVAILABLE
-            assert error("limit 'much'", limit="much") == vrambroker.Code.INVALID_ARGUMENT
+            assert error("limit: 'much'", limit="much") == vrambroker.Code.INVALID_ARGUMENT
             # The first of these connects; the daemon has no GPU, or not this one.
             assert error("--device=cuda") == PRE
             vrambroker.torch._require_gpu = lambda devices: None

@@ -282,8 +282,17 @@ static void run_options(void) {
   options.later = NULL;
   CHECK_OK(vrambroker_connect(&options.known, &client));
   CHECK_OK(vrambroker_disconnect(client));
+  uint64_t bytes = 1;
+  int64_t milliseconds = 1;
+  CHECK_FAILS(vrambroker_parse_bytes("8X", &bytes), VRAMBROKER_INVALID_ARGUMENT, "its unit is unknown");
+  CHECK_FAILS(vrambroker_parse_duration("30", &milliseconds), VRAMBROKER_INVALID_ARGUMENT, "write 30s");
+  CHECK_FAILS(vrambroker_parse_bytes(NULL, &bytes), VRAMBROKER_INVALID_ARGUMENT, "text is NULL");
+  CHECK(bytes == 1 && milliseconds == 1);
+  CHECK_OK(vrambroker_parse_bytes("8g", &bytes));
+  CHECK_OK(vrambroker_parse_duration("1m30s", &milliseconds));
+  CHECK(bytes == UINT64_C(8) << 30 && milliseconds == 90000);
   options.known.limit = "many";
-  CHECK_FAILS(vrambroker_connect(&options.known, &client), VRAMBROKER_INVALID_ARGUMENT, "limit 'many'");
+  CHECK_FAILS(vrambroker_connect(&options.known, &client), VRAMBROKER_INVALID_ARGUMENT, "limit: 'many'");
   CHECK(client == NULL);
   options.known.limit = NULL;
   options.known.alloc_conf = "max_split_size_mb:none";

@@ -16,6 +16,10 @@ extern const char* const kDaemon;
 extern const char* const kVramctl;
 extern const char* const kTestClient;
 extern const char* const kDevicePlugin;
+extern const char* const kDemo;  // deploy/demo and deploy/examples
+extern const char* const kFragmentation;
+extern const char* const kJob;
+extern const char* const kStep8847;
 extern const char* const kWithoutPidfds;  // runs another program
 
 // Libraries named libcuda.so.1.

@@ -25,17 +25,21 @@ class Client(Figures):
     """A session with vrambrokerd, for as long as this object is open. Any thread may use it, and so may handlers of
     signals.
 
-    limit, guarantee  bytes (int), a fraction of each device's capacity (float), or a text such as "8GiB"
-    name              what the session is called in metrics, logs and tools; default: the command name of this process
+    limit, guarantee  bytes (int), a fraction of each device's capacity (float), or a text such as "8GiB" or "40%"
+    name              what the session is called in metrics, logs and tools; default: the command name of this process.
+                      Characters other than letters, digits and . _ - / : @ become _, and the log says so
     socket_dir        default: $VRAMBROKER_SOCKET_DIR, or else /run/vrambroker
-    wait              seconds that a request without memory waits for others to give some back; at most an hour
+    wait              how long a request without memory waits for others to give some back; at most an hour
     alloc_conf        the allocator's settings in PyTorch's syntax; default: PyTorch's environment variables
     placement         "leased": blocks are cut in this process; "remote": every request is a call to the daemon
-    idle_decay        seconds after which segments without blocks go back by themselves; 0 or None: never
-    connect_timeout, call_timeout  seconds; default 5 and 30
+    idle_decay        after how long segments without blocks go back by themselves; 0 or None: never
+    connect_timeout, call_timeout  default 5 and 30 seconds
     on_lost           on_lost(error), each time that the daemon is lost, on a thread of the library; must not block
     log               log(line) for lines about a lost daemon; default: stderr
     library           path of libvrambroker.so.1; see load()
+
+    A time is a number of seconds, or a text such as "10m" or "500ms". Where limit, guarantee, name or wait is not given,
+    $VRAMBROKER_LIMIT, $VRAMBROKER_GUARANTEE, $VRAMBROKER_NAME and $VRAMBROKER_WAIT count.
 
     Raises Error: UNAVAILABLE when there is no daemon, INVALID_ARGUMENT for a limit that is no size, and others. Use
     after close() is a FAILED_PRECONDITION, of its buffers, too, and so is use in a child made by fork().
@@ -43,9 +47,9 @@ class Client(Figures):
 
     def __init__(self, *, limit: Union[int, float, str, None] = None, guarantee: Union[int, float, str, None] = None,
                  name: Optional[str] = None, socket_dir: Union[str, "os.PathLike[str]", None] = None,
-                 wait: Optional[float] = None, alloc_conf: Optional[str] = None, placement: str = "leased",
-                 idle_decay: Optional[float] = None, connect_timeout: Optional[float] = None,
-                 call_timeout: Optional[float] = None, on_lost: Optional[Callable[[Error], None]] = None,
+                 wait: Union[float, str, None] = None, alloc_conf: Optional[str] = None, placement: str = "leased",
+                 idle_decay: Union[float, str, None] = None, connect_timeout: Union[float, str, None] = None,
+                 call_timeout: Union[float, str, None] = None, on_lost: Optional[Callable[[Error], None]] = None,
                  log: Optional[Callable[[str], None]] = None,
                  library: Union[str, "os.PathLike[str]", None] = None) -> None:
         self._reset()
@@ -55,17 +59,17 @@ class Client(Figures):
             raise ValueError(f"placement: {placement!r} is neither \"leased\" nor \"remote\"")
         self._library = _library.load(library)
         options = make_options(limit=limit, guarantee=guarantee, name=name, socket_dir=socket_dir, wait=wait,
-                               alloc_conf=alloc_conf, connect_timeout=connect_timeout)
+                               alloc_conf=alloc_conf, connect_timeout=connect_timeout, library=library)
         options.placement = _PLACEMENTS[placement]
-        options.idle_decay_ms = _library.milliseconds("idle_decay", idle_decay)
-        options.call_timeout_ms = _library.milliseconds("call_timeout", call_timeout)
+        options.idle_decay_ms = _library.milliseconds("idle_decay", idle_decay, library)
+        options.call_timeout_ms = _library.milliseconds("call_timeout", call_timeout, library)
         if on_lost is not None:
             options.on_lost = _library.LOST_FUNCTION(
                 _from_library(lambda _, code, message: on_lost(Error(code, message.decode(errors="replace")))))
         if log is not None:
             options.log = _library.LOG_FUNCTION(_from_library(lambda _, line: log(line.decode(errors="replace"))))
         self._options = options  # the library calls its functions
-        self._may_wait = options.wait_ms > 0
+        self._may_wait = options.wait_ms > 0 or bool(os.environ.get("VRAMBROKER_WAIT"))
         handle = ctypes.c_void_p()
         try:
             self._library.check(self._library.lib.vrambroker_connect(ctypes.byref(options), ctypes.byref(handle)))
@@ -230,20 +234,21 @@ class Client(Figures):
                     return found
                 found.append(text.decode(errors="replace"))
 
-    def malloc(self, bytes: int, device: Optional[int] = None, stream: Any = 0) -> "Buffer":  # noqa: A002
-        """At least 1 byte, of the first device by default. `stream` is what the memory is for: a cudaStream_t, or an object
+    def malloc(self, bytes: Union[int, str], device: Optional[int] = None, stream: Any = 0) -> "Buffer":  # noqa: A002
+        """At least 1 byte, as a number or a text such as "24MiB", of the first device by default. `stream` is what the memory is for: a cudaStream_t, or an object
         such as torch.cuda.Stream; None is the default stream. OutOfMemoryError when there is none. A signal's handler runs
         while the main thread waits for memory, and what it raises ends the waiting."""
         number = 0 if stream is None else _library.stream_number(stream)
         return self._obtain("vrambroker_malloc_until", bytes, device, ctypes.c_void_p(number))
 
-    def lease_segment(self, bytes: int, device: Optional[int] = None) -> "Buffer":  # noqa: A002
+    def lease_segment(self, bytes: Union[int, str], device: Optional[int] = None) -> "Buffer":  # noqa: A002
         """A whole segment, rounded up to 2 MiB, of the first device by default, for programs with an allocator of their own.
         A round trip to the daemon, both ways."""
         return self._obtain("vrambroker_lease_segment_until", bytes, device, whole=True)
 
-    def _obtain(self, function: str, bytes: int, device: Optional[int], *arguments: Any, whole: bool = False) -> "Buffer":  # noqa: A002
-        arguments = (_count("bytes", bytes), _library.ordinal(device)) + arguments
+    def _obtain(self, function: str, bytes: Union[int, str], device: Optional[int], *arguments: Any, whole: bool = False) -> "Buffer":  # noqa: A002
+        size = self._library.size("bytes", bytes) if isinstance(bytes, str) else _count("bytes", bytes)
+        arguments = (size, _library.ordinal(device)) + arguments
 
         def obtain(give_up: Optional[ctypes.c_int]) -> Buffer:
             return self._obtain_here(function, arguments, whole, give_up)
@@ -359,8 +364,9 @@ def _count(name: str, value: int) -> int:
 
 
 def make_options(*, limit: Union[int, float, str, None], guarantee: Union[int, float, str, None], name: Optional[str],
-                 socket_dir: Union[str, "os.PathLike[str]", None], wait: Optional[float], alloc_conf: Optional[str],
-                 connect_timeout: Optional[float]) -> _library.Options:
+                 socket_dir: Union[str, "os.PathLike[str]", None], wait: Union[float, str, None],
+                 alloc_conf: Optional[str], connect_timeout: Union[float, str, None],
+                 library: Union[str, "os.PathLike[str]", None]) -> _library.Options:
     """As Client takes them."""
     options = _library.Options()
     options.abi_version = _library.ABI_VERSION
@@ -369,8 +375,8 @@ def make_options(*, limit: Union[int, float, str, None], guarantee: Union[int, f
     options.limit = _library.size_text("limit", limit)
     options.guarantee = _library.size_text("guarantee", guarantee)
     options.alloc_conf = None if alloc_conf is None else alloc_conf.encode()
-    options.wait_ms = _library.milliseconds("wait", wait)
-    options.connect_timeout_ms = _library.milliseconds("connect_timeout", connect_timeout)
+    options.wait_ms = _library.milliseconds("wait", wait, library)
+    options.connect_timeout_ms = _library.milliseconds("connect_timeout", connect_timeout, library)
     return options
 
 

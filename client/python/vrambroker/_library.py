@@ -101,6 +101,8 @@ def _declare(lib: ctypes.CDLL) -> None:
             ("vrambroker_cause_name", text, [integer]),
             ("vrambroker_abi_version", integer, []),
             ("vrambroker_version", text, []),
+            ("vrambroker_parse_bytes", integer, [text, out(u64)]),
+            ("vrambroker_parse_duration", integer, [text, out(ctypes.c_int64)]),
             ("vrambroker_connect", integer, [out(Options), out(pointer)]),
             ("vrambroker_disconnect", integer, [pointer]),
             ("vrambroker_begin_disconnect", integer, [pointer]),
@@ -213,6 +215,21 @@ class Library:
         if code != 0:
             raise self.last_error()
 
+    def size(self, name: str, text: str) -> int:
+        """The bytes of a text such as "24MiB"."""
+        value = ctypes.c_uint64()
+        return self._amount(name, self.lib.vrambroker_parse_bytes, text, value)
+
+    def milliseconds(self, name: str, text: str) -> int:
+        """The milliseconds of a text such as "10m"."""
+        value = ctypes.c_int64()
+        return self._amount(name, self.lib.vrambroker_parse_duration, text, value)
+
+    def _amount(self, name: str, parse: "Callable[..., int]", text: str, value: Any) -> int:
+        if parse(text.encode(errors="replace"), ctypes.byref(value)) != Code.OK:
+            raise ValueError(f"{name}: {self.last_error().message}")
+        return int(value.value)
+
 
 def _candidates(path: Optional[str]) -> List[str]:
     if path is not None:
@@ -289,11 +306,13 @@ def format_size(size: int) -> str:
     raise AssertionError
 
 
-def milliseconds(name: str, seconds: Optional[float]) -> int:
+def milliseconds(name: str, seconds: Union[float, str, None], library: Union[str, "os.PathLike[str]", None]) -> int:
     if seconds is None:
         return 0
+    if isinstance(seconds, str):
+        return load(library).milliseconds(name, seconds)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise TypeError(f"{name}: {seconds!r} is not a number of seconds")
+        raise TypeError(f"{name}: {seconds!r} is neither a number of seconds nor a text such as \"10m\"")
     if not 0.0 <= seconds < 1e12:
         raise ValueError(f"{name}: {seconds!r}: must be a finite number of seconds, 0 or more")
     return max(1, round(seconds * 1000)) if seconds > 0 else 0

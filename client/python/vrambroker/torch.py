@@ -131,12 +131,13 @@ _active: Optional["_Route"] = None
 
 def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, float, str, None] = None,
            name: Optional[str] = None, socket_dir: Union[str, "os.PathLike[str]", None] = None,
-           wait: Optional[float] = None, alloc_conf: Optional[str] = None, mode: str = "auto",
-           library: Union[str, "os.PathLike[str]", None] = None, connect_timeout: Optional[float] = None,
+           wait: Union[float, str, None] = None, alloc_conf: Optional[str] = None, mode: str = "auto",
+           library: Union[str, "os.PathLike[str]", None] = None, connect_timeout: Union[float, str, None] = None,
            give_back_idle: bool = True) -> Status:
     """From now on the CUDA memory of PyTorch in this process comes from the daemon. Returns status().
 
-    limit, guarantee  bytes (int), a fraction of each GPU's capacity at the daemon (float), or a text such as "8GiB"
+    limit, guarantee  bytes (int), a fraction of each GPU's capacity at the daemon (float), or a text such as "8GiB" or
+                      "40%"
     name, socket_dir, wait, connect_timeout, library  as vrambroker.Client takes them
     alloc_conf        settings of the broker's allocator, for mode "plain"; PyTorch's own come from its environment
     mode              see this module's text
@@ -156,7 +157,7 @@ def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, 
         if _active is not None:
             raise Error(Code.FAILED_PRECONDITION, f"already enabled, in mode {_active.mode}: call disable() first")
         options = make_options(limit=limit, guarantee=guarantee, name=name, socket_dir=socket_dir, wait=wait,
-                               alloc_conf=alloc_conf, connect_timeout=connect_timeout)
+                               alloc_conf=alloc_conf, connect_timeout=connect_timeout, library=library)
         torch = _import_torch()
         check_environment(torch)
         if mode == "plain":

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
+#include "allocator/base/names.h"
 #include "allocator/base/unique_fd.h"
 #include "allocator/heap/allocator_options.h"
 #include "allocator/wire/admin_json.h"
@@ -24,6 +25,7 @@
 #include "client/vramctl/commands/commands.h"
 #include "client/vramctl/daemon/daemon_calls.h"
 #include "client/vramctl/options/refusal.h"
+#include "client/vramctl/views/session_output.h"
 
 namespace vrambroker::vramctl {
 namespace {
@@ -108,7 +110,7 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
                         .call_timeout = context.timeout};
   if (!context.limit.empty()) {
     const absl::StatusOr<Limit> limit = ParseLimit(context.limit);
-    if (!limit.ok()) return limit.status();
+    if (!limit.ok()) return absl::InvalidArgumentError(absl::StrCat("--limit: ", limit.status().message()));
     options.limit = *limit;
   }
   if (!context.replay.alloc_conf.empty()) options.alloc_conf = context.replay.alloc_conf;
@@ -131,7 +133,7 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
   if (!context.json) notice.emplace(context.timeout);
   std::optional<EndOnSignal> end_on_signal(signals.get());
   absl::StatusOr<Client> client = Client::Connect(options);
-  if (!client.ok()) return Refusal(client.status());
+  if (!client.ok()) return ConnectRefusal(client.status());
   for (const std::string& warning : client->warnings()) std::fprintf(stderr, "vramctl: %s\n", warning.c_str());
   absl::StatusOr<Buffer> buffer = client->Allocate(*bytes, context.device);
   if (!buffer.ok()) return Refusal(buffer.status());
@@ -139,11 +141,14 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
   const uint64_t session = client->session_id();  // another daemon gives it another number
   if (absl::Status status = WritePattern(*buffer, session); !status.ok()) return status;
   end_on_signal.reset();
-  if (!context.name.empty() && client->name() != context.name) {
-    std::fprintf(stderr, "vramctl: the name %s is taken; this session is called %s\n", context.name.c_str(),
+  const std::string name = CleanName(context.name).name;
+  if (!name.empty() && client->name() != name) {
+    std::fprintf(stderr, "vramctl: the name %s is taken; this session is called %s\n", name.c_str(),
                  client->name().c_str());
   }
 
+  const uint64_t limit = client->limit_bytes(context.device);
+  const uint64_t capacity = client->devices()[static_cast<size_t>(context.device)].capacity_bytes;
   if (context.json) {
     const nlohmann::ordered_json json = {
         {"session", session},
@@ -155,16 +160,17 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
         {"segment", buffer->segment_id()},
         {"offset", buffer->offset_bytes()},
         {"address", absl::StrCat(absl::Hex(reinterpret_cast<uintptr_t>(buffer->data())))},
-        {"limit_bytes", client->limit_bytes(context.device)}};
+        {"limit_bytes", limit}};
     std::printf("%s\n", JsonText(json).c_str());
   } else {
     std::printf(
-        "holding %s as session %llu (%s), pid %d: segment %llu offset %llu, mapped at %p, limit %s; pattern "
+        "holding %s as session %llu (%s), pid %d: segment %llu offset %llu, mapped at %p, limit %s%s; pattern "
         "written\n"
         "until %s\n",
         FormatBytes(buffer->size()).c_str(), static_cast<unsigned long long>(session), client->name().c_str(), getpid(),
         static_cast<unsigned long long>(buffer->segment_id()), static_cast<unsigned long long>(buffer->offset_bytes()),
-        buffer->data(), FormatBytes(client->limit_bytes(context.device)).c_str(),
+        buffer->data(), FormatBytes(limit).c_str(),
+        AskedFor(options.limit.value_or(uint64_t{0}), limit, capacity).c_str(),
         tcgetpgrp(STDIN_FILENO) == getpgrp() ? "interrupted (Ctrl-C)"
                                              : absl::StrCat("ended (kill ", getpid(), ")").c_str());
   }

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "allocator/base/amounts.h"
 #include "allocator/base/bytes.h"
 #include "allocator/wire/admin_json.h"
 #include "client/vramctl/commands/commands.h"
@@ -45,7 +45,7 @@ absl::StatusOr<plan::ServingOptions> ServingOptionsOf(const plan::ModelShape& sh
     return absl::InvalidArgumentError(absl::StrCat("--kv: \"", flags.kv, "\"; accepted: fp32, bf16, fp16, fp8, int8"));
   }
   options.kv_bytes = *kv == plan::Quantization::kFp32 ? 4 : *kv == plan::Quantization::kBf16 ? 2 : 1;
-  if (!absl::SimpleAtod(flags.utilization, &options.utilization)) options.utilization = -1;
+  options.utilization = ParseShare(flags.utilization).value_or(-1);
   const absl::StatusOr<ReplayConfig> config = PlanConfigOf({.device_bytes = context.replay.device_bytes});
   if (!config.ok()) return config.status();
   if (config->device_bytes != ReplayConfig::kUnlimitedBytes) options.device_bytes = config->device_bytes;

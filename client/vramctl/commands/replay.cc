@@ -6,10 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/escaping.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "allocator/base/amounts.h"
 #include "allocator/base/bytes.h"
 #include "allocator/wire/admin_json.h"
 #include "client/vramctl/commands/commands.h"
@@ -45,12 +44,9 @@ absl::StatusOr<ReplayConfig> ReplayConfigOf(const ReplayFlags& flags) {
     config.device_bytes = *bytes;
   }
   if (!flags.fraction.empty()) {
-    double value = 0;
-    if (!absl::SimpleAtod(flags.fraction, &value) || !(value >= 0 && value <= 1)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--fraction: \"", absl::Utf8SafeCHexEscape(flags.fraction), "\"; accepted: 0 to 1"));
-    }
-    config.fraction = value;
+    const absl::StatusOr<double> share = ParseShare(flags.fraction);
+    if (!share.ok()) return absl::InvalidArgumentError(absl::StrCat("--fraction: ", share.status().message()));
+    config.fraction = *share;
   }
   const double fraction = config.fraction.value_or(config.options.per_process_memory_fraction);
   if (config.device_bytes == ReplayConfig::kUnlimitedBytes && fraction < 1) {

@@ -84,9 +84,6 @@ absl::Status CheckFlags(const RunFlags& flags) {
   if (status.ok()) status = SetLimitOf("--guarantee", flags.guarantee, [&] { return terms.mutable_guarantee(); });
   if (status.ok()) status = SetDevices(flags.devices, &terms);
   if (status.ok() && !flags.wait.empty()) status = ParseWait("--wait", flags.wait).status();
-  if (status.ok()) {
-    if (const absl::Status name = CheckName(flags.name); !name.ok()) return wrong("--name", name.message());
-  }
   return status;
 }
 
@@ -255,10 +252,15 @@ absl::Status RunProgram(const Context& context) {
   } else if (!flags.limit.empty()) {
     variables.Set("VRAMBROKER_LIMIT", LimitVariable(flags.limit));
   }
+  if (!flags.guarantee.empty()) variables.Remove("VRAMBROKER_GUARANTEE");  // the claim has it
   if (!flags.wait.empty()) {
     variables.Set("VRAMBROKER_WAIT", absl::StrCat(ParseWait("--wait", flags.wait).value(), "ms"));
   }
-  if (!flags.name.empty()) variables.Set("VRAMBROKER_NAME", flags.name);
+  if (!flags.name.empty()) {
+    const CleanedName name = CleanName(flags.name);
+    if (!name.note.empty()) std::fprintf(stderr, "vramctl: %s\n", name.note.c_str());
+    variables.Set("VRAMBROKER_NAME", name.name);
+  }
   if (!flags.managed.empty()) variables.Set("VRAMBROKER_MANAGED", flags.managed);
   // With one the program is held, and in a claim waits while that starts again.
   if (flags.if_available && !surroundings->has_daemon) variables.Set("VRAMBROKER_IF_AVAILABLE", "1");

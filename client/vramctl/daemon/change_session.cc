@@ -20,7 +20,14 @@ void SetProto(const Limit& limit, v1::Limit* to) {
   }
 }
 
-// One call for each kind of change.
+uint64_t CapacityOf(const v1::GetDevicesResponse& devices, uint32_t ordinal) {
+  for (const v1::Device& device : devices.devices()) {
+    if (device.ordinal() == ordinal) return device.capacity_bytes();
+  }
+  return 0;
+}
+
+// One call for each kind of change, and one for what its answer is compared with.
 struct Change {
   Daemon& daemon;
   const v1::SessionRef& session;
@@ -32,16 +39,25 @@ struct Change {
     return request;
   }
 
+  // None where the daemon does not say: the change has been made.
+  v1::GetDevicesResponse Devices() const {
+    v1::GetDevicesResponse devices;
+    (void)Call(daemon, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &devices);
+    return devices;
+  }
+
   absl::StatusOr<ChangeResult> operator()(const LimitChange& change) const {
     auto request = RequestFor<v1::SetLimitRequest>();
     SetProto(change.limit, request.mutable_limit());
     v1::SetLimitResponse response;
     absl::Status status = Call(daemon, &v1::Admin::Stub::SetLimit, request, &response);
     if (!status.ok()) return status;
+    const v1::GetDevicesResponse devices = Devices();
     ChangeResult result = {.name = response.session().name(), .lines = {}, .json = ToJson(response.session())};
     for (const v1::SessionDevice& device : response.session().devices()) {
       result.lines.push_back(absl::StrCat(
-          "limit ", FormatBytes(device.limit_bytes()), " on device ", device.device(), ", reserved ",
+          "limit ", FormatBytes(device.limit_bytes()), " on device ", device.device(),
+          AskedFor(change.limit, device.limit_bytes(), CapacityOf(devices, device.device())), ", reserved ",
           FormatBytes(device.reserved_bytes()),
           IsOverLimit(device) ? " (over the limit: it is asked for what is reclaimable, and cannot grow)" : ""));
     }
@@ -54,10 +70,13 @@ struct Change {
     v1::SetGuaranteeResponse response;
     absl::Status status = Call(daemon, &v1::Admin::Stub::SetGuarantee, request, &response);
     if (!status.ok()) return status;
+    const v1::GetDevicesResponse devices = Devices();
     ChangeResult result = {.name = response.session().name(), .lines = {}, .json = ToJson(response.session())};
     for (const v1::SessionDevice& device : response.session().devices()) {
-      result.lines.push_back(absl::StrCat(FormatBytes(device.guarantee_bytes()), " are kept free for it on device ",
-                                          device.device(), ", reserved ", FormatBytes(device.reserved_bytes())));
+      result.lines.push_back(
+          absl::StrCat(FormatBytes(device.guarantee_bytes()), " are kept free for it on device ", device.device(),
+                       AskedFor(change.guarantee, device.guarantee_bytes(), CapacityOf(devices, device.device())),
+                       ", reserved ", FormatBytes(device.reserved_bytes())));
     }
     return result;
   }

@@ -10,6 +10,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "allocator/wire/admin_json.h"
 #include "client/heap/snapshot_parts.h"
 #include "client/vramctl/options/refusal.h"
@@ -79,8 +80,17 @@ absl::StatusOr<Daemon> Daemon::Connect(const Context& context) {
 
 absl::StatusOr<Daemon> Daemon::Connect(const Context& context, absl::Duration timeout) {
   absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = client_internal::ConnectChannel(context.socket_dir, timeout);
-  if (!channel.ok()) return Refusal(channel.status());
+  if (!channel.ok()) return ConnectRefusal(channel.status());
   return Daemon{.broker = v1::Broker::NewStub(*channel), .admin = v1::Admin::NewStub(*channel), .timeout = timeout};
+}
+
+absl::Status ConnectRefusal(const absl::Status& status) {
+  const std::string message = absl::StrReplaceAll(
+      status.message(),
+      {{client_internal::kSocketDirAdvice, "name its directory with --socket-dir or VRAMBROKER_SOCKET_DIR"}});
+  absl::Status refusal = Refusal(absl::Status(status.code(), message));
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) { refusal.SetPayload(url, payload); });
+  return refusal;
 }
 
 absl::Status StatusOfCall(const grpc::Status& status, absl::Duration timeout) {

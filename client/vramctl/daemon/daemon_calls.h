@@ -81,6 +81,9 @@ struct Daemon {
   static absl::StatusOr<Daemon> Connect(const Context& context, absl::Duration timeout);
 };
 
+// The refusal for an error of connecting: it advises what a command has, --socket-dir.
+absl::Status ConnectRefusal(const absl::Status& status);
+
 // The status of a call that had `timeout`; when the daemon was silent, in words that say so. Errors are refusals.
 absl::Status StatusOfCall(const grpc::Status& status, absl::Duration timeout);
 

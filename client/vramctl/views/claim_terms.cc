@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "allocator/base/amounts.h"
 #include "client/vrambroker/client.h"
 
 namespace vrambroker::vramctl {
@@ -22,12 +23,12 @@ absl::Status SetLimitOf(const char* flag, const std::string& text, const std::fu
 }
 
 absl::StatusOr<uint32_t> ParseWait(const char* flag, const std::string& text) {
-  absl::Duration wait;
-  if (!absl::ParseDuration(text, &wait) || wait < absl::ZeroDuration() || wait > absl::Hours(1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(flag, ": '", text, "' is not a duration with its unit, such as 500ms, 10s or 2m, up to 1h"));
+  const absl::StatusOr<int64_t> wait = ParseMilliseconds(text);
+  if (!wait.ok()) return absl::InvalidArgumentError(absl::StrCat(flag, ": ", wait.status().message()));
+  if (*wait > absl::ToInt64Milliseconds(absl::Hours(1))) {
+    return absl::InvalidArgumentError(absl::StrCat(flag, ": '", text, "' is longer than an hour"));
   }
-  return static_cast<uint32_t>(absl::ToInt64Milliseconds(wait));
+  return static_cast<uint32_t>(*wait);
 }
 
 absl::Status SetDevices(const std::vector<int>& devices, v1::ClaimTerms* terms) {

@@ -24,6 +24,18 @@ bool IsOverLimit(const v1::SessionDevice& device) {
   return device.reserved_bytes() > device.limit_bytes();
 }
 
+std::string AskedFor(const Limit& asked, uint64_t granted_bytes, uint64_t capacity_bytes) {
+  const double* const fraction = std::get_if<double>(&asked);
+  const uint64_t bytes = fraction == nullptr ? std::get<uint64_t>(asked)
+                                             : static_cast<uint64_t>(*fraction * static_cast<double>(capacity_bytes));
+  if (granted_bytes >= bytes || capacity_bytes == 0) return "";
+  return absl::StrCat(" (asked for ", FormatBytes(bytes), "; ",
+                      granted_bytes >= capacity_bytes
+                          ? absl::StrCat("the device's capacity is ", FormatBytes(capacity_bytes))
+                          : std::string("the daemon's policy, or the claim, allows no more"),
+                      ")");
+}
+
 std::string Waiting(const v1::SessionDevice& device) {
   if (device.waiting().empty()) return "-";
   const v1::WaitingRequest& first = device.waiting(0);

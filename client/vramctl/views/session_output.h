@@ -2,8 +2,10 @@
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_SESSION_OUTPUT_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_SESSION_OUTPUT_H_
 
+#include <cstdint>
 #include <string>
 
+#include "client/vrambroker/client.h"
 #include "vrambroker/v1/admin.pb.h"
 
 namespace vrambroker::vramctl {
@@ -15,6 +17,8 @@ const char* StateOn(const v1::Session& session, const v1::SessionDevice& device)
 
 double Fragmentation(const v1::SessionDevice& device);
 bool IsOverLimit(const v1::SessionDevice& device);
+// Where less was granted than asked for: " (asked for 100.00 GiB; the device's capacity is 4.00 GiB)". Else empty.
+std::string AskedFor(const Limit& asked, uint64_t granted_bytes, uint64_t capacity_bytes);
 
 // What a session waits for: "2.00 GiB for 3.1s (place 1)", and how many more there are; "-": nothing.
 std::string Waiting(const v1::SessionDevice& device);

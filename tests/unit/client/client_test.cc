@@ -10,13 +10,16 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
 #include "allocator/wire/heap_convert.h"
 #include "client/session/alloc_conf_text.h"
+#include "client/session/environment.h"
 #include "vrambroker/v1/types.pb.h"
 
 namespace vrambroker {
@@ -24,55 +27,87 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(ParseLimitTest, PointMeansFraction) {
-  for (const auto& [text, fraction] :
-       std::vector<std::pair<std::string, double>>{{"0.5", 0.5}, {"1.0", 1.0}, {"0.0", 0.0}, {".25", 0.25}}) {
-    const absl::StatusOr<Limit> limit = ParseLimit(text);
-    ASSERT_TRUE(limit.ok()) << limit.status();
-    EXPECT_EQ(*limit, Limit(fraction)) << text;
-  }
+TEST(ParseLimitTest, ReadsSharesAndSizes) {
+  EXPECT_EQ(ParseLimit("40%").value_or(0.0), Limit(0.4));
+  EXPECT_EQ(ParseLimit("1.0").value_or(0.0), Limit(1.0));
+  EXPECT_EQ(ParseLimit("8G").value_or(0.0), Limit(8_GiB));
+  EXPECT_EQ(ParseLimit("80").status(),
+            absl::InvalidArgumentError("'80' is ambiguous: write 80B for bytes, 80GiB, 80%, or a fraction such as 0.5 "
+                                       "(1.0 is the whole capacity)"));
 }
 
-TEST(ParseLimitTest, EverythingElseMeansBytes) {
-  for (const auto& [text, bytes] : std::vector<std::pair<std::string, uint64_t>>{{"536870912", 512_MiB},
-                                                                                 {"512MiB", 512_MiB},
-                                                                                 {"1.5GiB", 1536_MiB},
-                                                                                 {"0.5GiB", 512_MiB},
-                                                                                 {"8 GiB", 8_GiB},
-                                                                                 {"1B", 1},
-                                                                                 {"0", 0},
-                                                                                 {"2B", 2}}) {
-    const absl::StatusOr<Limit> limit = ParseLimit(text);
-    ASSERT_TRUE(limit.ok()) << limit.status();
-    EXPECT_EQ(*limit, Limit(bytes)) << text;
+// Sets variables for a test, and puts back what was there.
+class Variables {
+ public:
+  explicit Variables(const std::vector<std::pair<const char*, const char*>>& variables) {
+    for (const auto& [name, value] : variables) {
+      const char* old = std::getenv(name);
+      saved_.emplace_back(name, old == nullptr ? std::nullopt : std::optional<std::string>(old));
+      setenv(name, value, 1);
+    }
   }
+  ~Variables() {
+    for (const auto& [name, value] : saved_) value.has_value() ? setenv(name, value->c_str(), 1) : unsetenv(name);
+  }
+
+ private:
+  std::vector<std::pair<const char*, std::optional<std::string>>> saved_;
+};
+
+TEST(EnvironmentTest, SaysWhatTheProgramLeavesOpen) {
+  const Variables variables({{"VRAMBROKER_LIMIT", "40%"},
+                             {"VRAMBROKER_GUARANTEE", "1G"},
+                             {"VRAMBROKER_NAME", "from outside"},
+                             {"VRAMBROKER_WAIT", "10min"}});
+  const absl::StatusOr<ClientOptions> open = client_internal::WithEnvironment({});
+  ASSERT_TRUE(open.ok()) << open.status();
+  EXPECT_EQ(open->limit, Limit(0.4));
+  EXPECT_EQ(open->guarantee, Limit(1_GiB));
+  EXPECT_EQ(open->name, "from outside");
+  EXPECT_EQ(open->wait, absl::Minutes(10));
+  const absl::StatusOr<ClientOptions> own = client_internal::WithEnvironment(
+      {.name = "own", .limit = Limit(2_GiB), .guarantee = Limit(0.1), .wait = absl::Seconds(1)});
+  ASSERT_TRUE(own.ok()) << own.status();
+  EXPECT_EQ(own->limit, Limit(2_GiB));
+  EXPECT_EQ(own->guarantee, Limit(0.1));
+  EXPECT_EQ(own->name, "own");
+  EXPECT_EQ(own->wait, absl::Seconds(1));
 }
 
-TEST(ParseLimitTest, RefusesTheRestAndSaysHowToWriteIt) {
-  for (const char* text : {"", "half", "50%", "-1", "8GB", "1.5", "-0.5", "1.0001", "1e-1", "nan", "0.5.5"}) {
-    const absl::Status status = ParseLimit(text).status();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << text << ": " << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(std::string("'") + text + "'"));
-  }
+TEST(EnvironmentTest, EmptyIsNotSet) {
+  const Variables variables(
+      {{"VRAMBROKER_LIMIT", ""}, {"VRAMBROKER_GUARANTEE", ""}, {"VRAMBROKER_NAME", ""}, {"VRAMBROKER_WAIT", ""}});
+  const absl::StatusOr<ClientOptions> options = client_internal::WithEnvironment({});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->limit, std::nullopt);
+  EXPECT_EQ(options->guarantee, std::nullopt);
+  EXPECT_EQ(options->wait, absl::ZeroDuration());
 }
 
-TEST(ConnectTest, RefusesANameThatNoMessageCanCarry) {
-  for (const char* name : {"\xff", "trainer\xC3"}) {
-    ClientOptions options;
-    options.socket_dir = "/nonexistent";
-    options.name = name;
-    const absl::Status status = Client::Connect(options).status();
+TEST(EnvironmentTest, AWrongValueNamesItsVariable) {
+  for (const auto& [name, value, why] : std::vector<std::tuple<const char*, const char*, const char*>>{
+           {"VRAMBROKER_LIMIT", "80", "'80' is ambiguous: write 80B for bytes, 80GiB, 80%"},
+           {"VRAMBROKER_GUARANTEE", "half", "'half' is not a share or a size"},
+           {"VRAMBROKER_WAIT", "30", "its unit is missing; write 30s"},
+           {"VRAMBROKER_WAIT", "2h", "'2h' is longer than an hour"}}) {
+    const Variables variables(std::vector<std::pair<const char*, const char*>>{{name, value}});
+    const absl::Status status = Client::Connect({.socket_dir = "/nonexistent"}).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("name: the text is not UTF-8"));
+    EXPECT_THAT(std::string(status.message()), ::testing::StartsWith(std::string(name) + ": "));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
   }
 }
 
-TEST(ParseLimitTest, SmallNumbersWithoutAUnitAreAmbiguous) {
-  for (const std::string text : {"1", "3", "80", "1048575"}) {
-    const absl::Status status = ParseLimit(text).status();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << text;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("1.0"));
-    EXPECT_THAT(std::string(status.message()), HasSubstr(text + "B"));
+TEST(ConnectTest, ANameThatIsNotAllowedIsChangedAndSaid) {
+  for (const auto& [name, cleaned] : std::vector<std::pair<const char*, const char*>>{
+           {"my job", "my_job"}, {"\xff", "_"}, {"trainer\xC3", "trainer_"}}) {
+    std::vector<std::string> log;
+    const absl::Status status =
+        Client::Connect(
+            {.socket_dir = "/nonexistent", .name = name, .log = [&](const auto& line) { log.push_back(line); }})
+            .status();
+    EXPECT_TRUE(absl::IsUnavailable(status)) << "only the daemon is missing: " << status;
+    EXPECT_THAT(log, ::testing::ElementsAre(HasSubstr(absl::StrCat("the session is called ", cleaned, ": "))));
   }
 }
 
@@ -339,6 +374,8 @@ TEST(ClientTest, SaysWhereItLookedForTheDaemon) {
       Client::Connect({.socket_dir = nowhere, .connect_timeout = absl::Milliseconds(200)}).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr(nowhere));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("set VRAMBROKER_SOCKET_DIR (or socket_dir in the options)"));
+  EXPECT_THAT(std::string(status.message()), ::testing::Not(HasSubstr("--socket-dir")));
 }
 
 }  // namespace

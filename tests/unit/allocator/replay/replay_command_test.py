@@ -94,7 +94,7 @@ def refusal_faults(vramctl, folder):
         ("a setting with rubbish", [good, "--alloc-conf=max_split_size_mb:128x"], r"--alloc-conf: .*128x"),
         ("a bad size", [good, "--device-bytes=12Gib3"], r"--device-bytes: "),
         ("a size beyond all devices", [good, "--device-bytes=8EiB"], r"--device-bytes: "),
-        ("a bad fraction", [good, "--device-bytes=1GiB", "--fraction=1.5"], r"--fraction: \"1\.5\""),
+        ("a bad fraction", [good, "--device-bytes=1GiB", "--fraction=1.5"], r"--fraction: '1\.5' is not a share"),
         ("a fraction of nothing", [good, "--fraction=0.5"], r"a memory fraction of what"),
         ("a missing conf", [good, f"--conf={folder}/missing"], r"--conf: .*missing"),
         ("a conf without =", [good, conf("a", b"# c\ndevice")], r"a\.conf: line 2: "),
@@ -108,7 +108,7 @@ def refusal_faults(vramctl, folder):
         ("a start alone", [file("start.trace", b"seg 512 0 small\nb 512\n")], r"start\.trace: has no operations"),
         ("a bad start", [file("seg.trace", b"seg 512 0 small\ne\n")], r"seg\.trace: line 2: the start before it: "),
         ("no trace", [], r"FILE is required; see vramctl replay --help"),
-        ("two traces", [good, good], r"surplus argument .*; see vramctl replay --help"),
+        ("two traces", [good, good], r"unexpected argument .*; see vramctl replay --help"),
     ]
     for what, args, pattern in cases:
         for mode in ([], ["--per-op"]):

@@ -102,7 +102,7 @@ TEST_F(ClaimsTest, BadTermsAreRefusedAndNamed) {
   EXPECT_THAT(why("a", {.priority = 1001}), HasSubstr("priority: 1001 is not within"));
   EXPECT_THAT(why("a", {.tenant = "x y"}), HasSubstr("tenant: only letters"));
   EXPECT_THAT(why("a", {.max_wait = std::chrono::hours(2)}), HasSubstr("max_wait_ms: 7200000 is more than 3600000"));
-  EXPECT_THAT(why("a", {.devices = {2}}), HasSubstr("devices: "));
+  EXPECT_THAT(why("a", {.devices = {2}}), HasSubstr("there is no device 2; the daemon has "));
   EXPECT_THAT(why("a", {.labels = {{"0k", "v"}}}), HasSubstr("labels: the key '0k'"));
   EXPECT_THAT(why("a", {.labels = {{"k", std::string(129, 'v')}}}), HasSubstr("the value of 'k' has 129 bytes"));
   EXPECT_THAT(saved(), IsEmpty());

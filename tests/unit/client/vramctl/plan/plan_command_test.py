@@ -251,7 +251,7 @@ def refusal_faults(command, folder):
         ([*train, *GPT, "--zero=4", "--gpus=2"], r"--zero: 4; accepted: 0 to 3"),
         ([*train, *GPT, "--gpus=2"], r"--gpus is for --zero"),
         ([*train, *GPT, "--flash", "--eager"], r"give one of the two"),
-        ([*train, *GPT, "--device-bytes=80Gb"], r"--device-bytes: "),
+        ([*train, *GPT, "--device-bytes=80Pb"], r"--device-bytes: "),
         ([*train, *GPT, "--alloc-conf=nothing:1"], r"--alloc-conf: .*nothing"),
         ([*train, "--layers=512", "--hidden=32768", "--heads=32768", "--vocab=16777216", "--batch=65536",
           "--seq=16777216"], r"more than 64 PiB"),

@@ -594,12 +594,12 @@ TEST_F(TopQuestionTest, ALimitIsTypedAndReadAsByTheCommand) {
   EXPECT_THAT(Shown(), HasSubstr("The limit of session trainer (id 1, uid 7) is 100.00 MiB."));
   Type(view_, "lots");
   Press(kKeyEnter);
-  EXPECT_THAT(Shown(), HasSubstr("limit 'lots': write a fraction such as 0.5"));
+  EXPECT_THAT(Shown(), HasSubstr("'lots' is not a share or a size"));
   for (int i = 0; i < 9; ++i) Press(kKeyBackspace);
-  EXPECT_THAT(Shown(), Not(HasSubstr("limit 'lots'")));
+  EXPECT_THAT(Shown(), Not(HasSubstr("'lots'")));
   Type(view_, "80");
   Press(kKeyEnter);
-  EXPECT_THAT(Shown(), HasSubstr("limit '80' is ambiguous"));
+  EXPECT_THAT(Shown(), HasSubstr("'80' is ambiguous"));
   Type(view_, "MiB");
   Press(kKeyEnter);
   EXPECT_THAT(Shown(), HasSubstr("Set the limit of session trainer (id 1, uid 7) to 80.00 MiB? It is 100.00 MiB now. "

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/session/environment.h"
+
+#include <cstdlib>
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "allocator/base/amounts.h"
+
+namespace vrambroker::client_internal {
+namespace {
+
+// Empty counts as not set.
+std::string Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+absl::Status Wrong(const char* name, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(name, ": ", why));
+}
+
+absl::Status ReadLimit(const char* name, std::optional<Limit>* limit) {
+  const std::string text = Variable(name);
+  if (limit->has_value() || text.empty()) return absl::OkStatus();
+  const absl::StatusOr<Limit> read = ParseLimit(text);
+  if (!read.ok()) return Wrong(name, read.status().message());
+  *limit = *read;
+  return absl::OkStatus();
+}
+
+absl::Status ReadWait(absl::Duration* wait) {
+  constexpr char kName[] = "VRAMBROKER_WAIT";
+  const std::string text = Variable(kName);
+  if (*wait != absl::ZeroDuration() || text.empty()) return absl::OkStatus();
+  const absl::StatusOr<absl::Duration> read = ParseTime(text);
+  if (!read.ok()) return Wrong(kName, read.status().message());
+  if (*read > absl::Hours(1)) return Wrong(kName, absl::StrCat("'", text, "' is longer than an hour"));
+  *wait = *read;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ClientOptions> WithEnvironment(ClientOptions options) {
+  if (options.name.empty()) options.name = Variable("VRAMBROKER_NAME");
+  absl::Status status = ReadLimit("VRAMBROKER_LIMIT", &options.limit);
+  if (status.ok()) status = ReadLimit("VRAMBROKER_GUARANTEE", &options.guarantee);
+  if (status.ok()) status = ReadWait(&options.wait);
+  if (!status.ok()) return status;
+  return options;
+}
+
+}  // namespace vrambroker::client_internal

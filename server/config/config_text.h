@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The configuration file as text: protobuf text format.
+#ifndef VRAMBROKER_SERVER_CONFIG_CONFIG_TEXT_H_
+#define VRAMBROKER_SERVER_CONFIG_CONFIG_TEXT_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "vrambroker/config/v1/config.pb.h"
+
+namespace vrambroker {
+
+// A message that repeats a part of the file stays on its line, whatever the part is.
+std::string OneLine(absl::string_view text);
+
+struct ConfigText {
+  // Where each field stands, "NAME:LINE:COLUMN", by its name: "session_limit.bytes", "rules[0].uid".
+  using Places = absl::flat_hash_map<std::string, std::string>;
+
+  config::v1::DaemonConfig proto;  // of the lines that can be read
+  Places places;
+  std::vector<std::string> faults;  // "NAME:LINE:COLUMN: what is wrong"
+};
+
+// Faults of the text do not end the reading, so that CheckConfig() can tell them with those of the values.
+ConfigText ParseConfigText(absl::string_view name, const std::string& text);
+
+// ParseConfigText() of a file. NotFound and the like when it cannot be read.
+absl::StatusOr<ConfigText> ReadConfigFile(const std::string& path);
+
+}  // namespace vrambroker
+
+#endif  // VRAMBROKER_SERVER_CONFIG_CONFIG_TEXT_H_
