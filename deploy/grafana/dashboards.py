@@ -232,7 +232,7 @@ def link(title, uid):
 
 def annotate_daemon(board):
     board.annotate("Daemon started", f"changes(process_start_time_seconds{{{DAEMON}}}[$__rate_interval]) > 0", "blue",
-                   "{{instance}} restarted: clients keep what they hold, but the new daemon does not count it")
+                   "{{instance}} restarted: clients keep what they hold, and the new daemon counts it")
     board.annotate("Alerts", 'ALERTS{alertname=~"Vrambroker.*", alertstate="firing"}', "orange", "{{alertname}}")
 
 
