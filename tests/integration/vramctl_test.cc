@@ -233,7 +233,7 @@ TEST_F(VramctlTest, RefusalsExitWithOneAndWrongUseWithTwo) {
   for (const Arguments& arguments : std::vector<Arguments>{{},
                                                            {"nonsense"},
                                                            {"status", "surplus"},
-                                                           {"summary"},
+                                                           {"snapshot"},
                                                            {"limit", "c"},
                                                            {"limit", "c", "half"},
                                                            {"limit", "c", "1.5"},
