@@ -177,8 +177,8 @@ class SegmentPool {
   // The same when the holder's process has ended: those that it could open are quarantined until CheckQuarantine()
   // finds them quiet.
   Closed CloseAccountOfGone(SessionId session);
-  // The same when the daemon stops, and the holder's process goes on: it keeps all that it could open, and what it has
-  // of the driver itself.
+  // Closes it when the daemon stops and the holder's process goes on, which keeps all that it could open, and what it
+  // has of the driver itself.
   Closed CloseAccountOfHolder(SessionId session);
 
   // (driver) A segment of exactly `bytes`: an idle one of the same tenant, or a new one, for which idle segments are
