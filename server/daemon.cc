@@ -132,7 +132,12 @@ class Daemon {
         broker_service_(&broker_, &session_calls_, &connections_, &rpcs_, 2 * config.max_sessions_per_uid),
         admin_service_(&broker_, &connections_, &snapshots_, config.socket_dir,
                        [this](const ReloadDone& done) { workers_->Submit([this, done] { done(Reload()); }); }),
-        metrics_({.view = [this] { return broker_.operator_view().Look(); },
+        metrics_({.view =
+                      [this] {
+                        BrokerView view = broker_.operator_view().Look();
+                        view.is_serving = phase_ == DaemonState::kServing;
+                        return view;
+                      },
                   .rpcs = &rpcs_,
                   .reload = &reload_state_,
                   .http = &http_stats_,
@@ -142,6 +147,7 @@ class Daemon {
         http_api_(&broker_, &timeline_,
                   {.metrics = [this] { return metrics_.Text(); },
                    .health = [this] { return Health(); },
+                   .state = [this] { return phase_.load(); },
                    .socket_dir = config.socket_dir}) {
     for (const auto& pool : pools_) {
       idle_decay_.push_back(std::make_unique<IdleDecay>(pool.get(), absl::ToChronoMilliseconds(config.idle_decay)));
@@ -193,7 +199,8 @@ class Daemon {
   void OnTimer();
   void OnSignal();
   void OnTick();
-  // Why the daemon cannot serve as it should: a device is lost, or it stops.
+  bool IsEnding() const { return phase_ >= DaemonState::kDraining; }
+  // Why the daemon cannot serve as it should: a device is lost, or it starts or stops.
   absl::Status Health() const;
   // (driver) Asks the devices how they are, and again what they have refused.
   void UpdateHealth() ABSL_LOCKS_EXCLUDED(lost_mu_);
@@ -246,7 +253,7 @@ class Daemon {
   std::unique_ptr<HttpServer> http_;
   int signals_ = -1;
 
-  std::atomic<bool> draining_{false};
+  std::atomic<DaemonState> phase_{DaemonState::kStarting};
   SteadyTime drain_deadline_;
   SteadyTime next_descriptor_check_ = std::chrono::steady_clock::now();
   MemoryTrim memory_trim_;
@@ -346,6 +353,7 @@ absl::Status Daemon::Start() {
   if (absl::Status status = connections_.Serve(*listener, server_.get(), budget); !status.ok()) {
     return status;
   }
+  phase_ = DaemonState::kServing;
   LogLine("daemon ready")
       .Add("socket", path)
       .Add("version", kVersion)
@@ -477,7 +485,7 @@ void Daemon::OnSignal() {
     LogLine("signal received").Add("signal", strsignal(static_cast<int>(info.ssi_signo))).Write(spdlog::level::info);
     if (info.ssi_signo == SIGHUP) {
       workers_->Submit([this] { (void)Reload(); });  // which logs what came of it
-    } else if (draining_) {
+    } else if (IsEnding()) {
       loop_.Stop();  // the second one means: now
     } else {
       StartDraining(absl::OkStatus());
@@ -511,7 +519,7 @@ absl::StatusOr<ReloadReport> Daemon::Reload() {
 }
 
 void Daemon::StartDraining(const absl::Status& lost) {
-  draining_ = true;
+  phase_ = DaemonState::kDraining;
   ends_because_ = lost;
   drain_deadline_ = std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(config_.drain_timeout);
   // Not when it ends by itself: systemd is to see a failure, and start it again.
@@ -572,10 +580,10 @@ void Daemon::OnTick() {
       LogLine("segments and sessions are refused").Add("why", left.message()).Write(spdlog::level::err);
     }
   }
-  if (!draining_ && config_.exits_when_devices_are_lost) {
+  if (!IsEnding() && config_.exits_when_devices_are_lost) {
     if (const absl::Status lost = AllLost(); !lost.ok()) return StartDraining(lost);
   }
-  if (draining_ && (broker_.sessions().size() == 0 || std::chrono::steady_clock::now() >= drain_deadline_)) {
+  if (IsEnding() && (broker_.sessions().size() == 0 || std::chrono::steady_clock::now() >= drain_deadline_)) {
     loop_.Stop();
   }
 }
@@ -586,7 +594,8 @@ absl::Status Daemon::Health() const {
       return absl::Status(health.code(), absl::StrCat("device ", pool->properties().ordinal, ": ", health.message()));
     }
   }
-  return draining_ ? absl::UnavailableError("stopping") : absl::OkStatus();
+  if (phase_ == DaemonState::kServing) return absl::OkStatus();
+  return absl::UnavailableError(phase_ == DaemonState::kStarting ? "starting" : "stopping");
 }
 
 absl::Status Daemon::AllLost() const {
@@ -597,21 +606,7 @@ absl::Status Daemon::AllLost() const {
 void Daemon::TakeSample() {
   const BrokerView view = broker_.operator_view().Look();
   broker_.fragmentation().Follow(view);
-  std::vector<TimelineSample> samples(view.devices.size(), {.time = std::chrono::system_clock::now()});
-  for (size_t i = 0; i < samples.size(); ++i) {
-    const DeviceView& info = view.devices[i];
-    samples[i].allocated_bytes = info.stats.allocated_bytes.all.current;
-    samples[i].leased_bytes = info.leased_bytes;
-    samples[i].inactive_split_bytes = info.stats.inactive_split_bytes.all.current;
-    samples[i].idle_bytes = info.pool.idle_bytes;
-    samples[i].left_behind_bytes = info.left_behind_bytes;
-    samples[i].refusals = std::accumulate(info.ooms.begin(), info.ooms.end(), uint64_t{0});
-    for (const SessionView& session : view.sessions) {
-      samples[i].reclaimable_bytes += session.devices[i].idle_bytes;
-      samples[i].waiting += session.devices[i].waiting.size();
-    }
-  }
-  timeline_.Add(samples);
+  timeline_.Add(SamplesOf(view, std::chrono::system_clock::now()));
 }
 
 void Daemon::UpdateHealth() {
@@ -632,7 +627,7 @@ void Daemon::UpdateHealth() {
           .Write(spdlog::level::err);
       NotifySystemd(absl::StrCat("STATUS=Device ", pool->properties().ordinal, " cannot be used: ", health.message()));
     }
-    if (health.ok() != before.ok() && !draining_) server_->GetHealthCheckService()->SetServingStatus(Health().ok());
+    if (health.ok() != before.ok() && !IsEnding()) server_->GetHealthCheckService()->SetServingStatus(Health().ok());
   }
   // With one that still works, its sessions go on.
   const bool lost =
@@ -645,6 +640,7 @@ void Daemon::UpdateHealth() {
 }
 
 void Daemon::Stop() {
+  phase_ = DaemonState::kStopping;
   connections_.StopAccepting();
   descriptor_socket_.StopAccepting();
   count_socket_.StopAccepting();

@@ -115,7 +115,8 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, Sa
     for (int ordinal = 0; ordinal < config.host_devices; ++ordinal) {
       devices.push_back(MakeHostDevice(ordinal, capacity, absl::ToChronoNanoseconds(config.host_driver_latency),
                                        state->owner,
-                                       std::make_unique<SavedSegments>(config.socket_dir, ordinal, state->owner)));
+                                       std::make_unique<SavedSegments>(config.socket_dir, ordinal, state->owner,
+                                                                       /*is_new_owner=*/state->is_new)));
     }
   }
   std::vector<ChosenDevice> chosen;

@@ -91,7 +91,7 @@ struct LeftSegment {
 
 struct LeftSegments {
   std::vector<LeftSegment> segments;
-  size_t unread_processes = 0;  // that may not be looked into: they may hold more
+  size_t unread_processes = 0;  // that may not be looked into, and may hold more
 };
 
 // Safe to call from any thread. Calls may take milliseconds: hold no lock that a hot path needs.
@@ -114,7 +114,7 @@ class Device : public EventSource {
   // the device has no room.
   virtual absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) = 0;
   virtual absl::Status FreeSegment(const DeviceSegment& segment) = 0;
-  // This process is about to end. Others may still hold what it frees from here on: the device of the next process
+  // This process is about to end, and others may still hold what it frees from here on: the device of the next process
   // finds that (FindLeftSegments).
   virtual void LeaveSegments() {}
 

@@ -162,10 +162,14 @@ class HostDevice : public Device {
       return is_left ? bytes : 0;
     };
     if (record_ == nullptr) return FindLeftFiles(owned_prefix_, bytes_of, RecordedFiles());
-    absl::StatusOr<LeftSegments> left = FindLeftFiles(owned_prefix_, bytes_of, record_->Left());
+    const RecordedFiles recorded = record_->Left();
+    absl::StatusOr<LeftSegments> left = FindLeftFiles(owned_prefix_, bytes_of, recorded);
     if (!left.ok()) return left;
     absl::flat_hash_set<uint64_t> found;
     for (const LeftSegment& segment : left->segments) found.insert(segment.file_inode);
+    const bool is_all_found = std::all_of(recorded.begin(), recorded.end(),
+                                          [&found](const auto& file) { return found.contains(file.first); });
+    if (is_all_found && record_->IsWhole()) left->unread_processes = 0;  // they cannot hold more
     record_->KeepFound(found);
     return left;
   }

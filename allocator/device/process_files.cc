@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/kcmp.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -11,9 +12,12 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <limits>
 #include <memory>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -73,6 +77,40 @@ uint64_t StartOf(pid_t pid) {
   const std::vector<absl::string_view> fields = absl::StrSplit(line.substr(name_end + 1), ' ', absl::SkipEmpty());
   uint64_t start = 0;
   return fields.size() > kFieldsBefore && absl::SimpleAtoi(fields[kFieldsBefore], &start) ? start : 0;
+}
+
+std::string HowToLookIntoProcesses(uid_t uid, bool has_ptrace, bool is_in_user_namespace) {
+  if (uid != 0 && !has_ptrace) {
+    return "run the daemon as root, or with CAP_SYS_PTRACE on Linux 5.14 or newer";
+  }
+  if (!has_ptrace) {
+    return "the daemon is root, but lacks the capability CAP_SYS_PTRACE: give it to the container (docker run "
+           "--cap-add "
+           "SYS_PTRACE)";
+  }
+  if (is_in_user_namespace) {
+    return "the daemon is in a user namespace of its own, as in a rootless container: start it in that of the machine "
+           "(podman run --userns=host)";
+  }
+  return uid == 0
+             ? "the daemon is root and has CAP_SYS_PTRACE: a security module of the kernel may refuse it"
+             : "the daemon has CAP_SYS_PTRACE, which is enough on Linux 5.14 or newer: on older ones run it as root";
+}
+
+std::string HowToLookIntoProcesses() {
+  constexpr uint64_t kPtrace = uint64_t{1} << CAP_SYS_PTRACE;
+  uint64_t effective = 0;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (absl::StartsWith(line, "CapEff:"))
+      (void)absl::SimpleHexAtoi(absl::StripAsciiWhitespace(line.substr(7)), &effective);
+  }
+  uint64_t inside = 0;
+  uint64_t outside = 0;
+  uint64_t users = 0;
+  std::ifstream("/proc/self/uid_map") >> inside >> outside >> users;
+  const bool is_of_machine = inside == 0 && outside == 0 && users == std::numeric_limits<uint32_t>::max();
+  return HowToLookIntoProcesses(geteuid(), (effective & kPtrace) != 0, !is_of_machine);
 }
 
 absl::Status ProcessFiles::Walk() {

@@ -29,6 +29,11 @@ std::optional<MountedFile> ReadDescriptorInfo(int directory, const char* path);
 // When the process started, as ProcessId has it; 0 when it has ended, or /proc is hidden.
 uint64_t StartOf(pid_t pid);
 
+// What a daemon lacks that may not look into processes, and how it gets that: for a sentence after ";". `uid`: whom it
+// runs as; `has_ptrace`: with CAP_SYS_PTRACE; `is_in_user_namespace`: of its own, as in a rootless container.
+std::string HowToLookIntoProcesses(uid_t uid, bool has_ptrace, bool is_in_user_namespace);
+std::string HowToLookIntoProcesses();  // for this process
+
 // Milliseconds and more: hold no lock meanwhile. Processes of other users can be looked into by root, and by those who
 // have CAP_SYS_PTRACE from Linux 5.14 on. Not seen: descriptors on their way through a socket, and processes of other
 // pid namespaces than this one and those below it.

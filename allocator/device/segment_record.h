@@ -28,6 +28,8 @@ class SegmentRecord {
 
   // What earlier devices have added and not removed.
   virtual RecordedFiles Left() = 0;
+  // Left() names all that processes can hold of earlier devices: no part of the record was lost.
+  virtual bool IsWhole() = 0;
   // A search found that processes hold these and no others. The next device has no need to know of the others of
   // Left(); for this one they stay, because a descriptor on its way through a socket is not seen.
   virtual void KeepFound(const absl::flat_hash_set<uint64_t>& inodes) = 0;

@@ -76,7 +76,8 @@ std::string MemorySummary(absl::string_view session, int device, const MemorySta
       {"Non-releasable allocs", &stats.inactive_split, false},
   }};
   std::string out = Rule('=');
-  std::string heading = absl::StrCat("vrambroker memory summary, device ID ", device, ", session ");
+  std::string heading =
+      absl::StrCat("vrambroker memory summary, device ID ", device, session.empty() ? ", all sessions" : ", session ");
   // Long names differ at their ends.
   const size_t room = size_t{kWidth} - 2 - heading.size();
   absl::StrAppend(&heading,

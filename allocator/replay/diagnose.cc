@@ -272,6 +272,11 @@ Diagnosis Diagnose(const Trace& trace, const ReplayConfig& given, const RefusalT
   // These first: it is little, and the settings may take all of the time.
   const uint64_t largest_served_bytes = diagnoser.LargestServed();
   const std::optional<uint64_t> needed_bound_bytes = diagnoser.NeededBound(recorded->missing_bytes);
+  if (refusal.never_fits()) {
+    diagnosis.largest_served_bytes = largest_served_bytes;
+    diagnosis.needed_bound_bytes = needed_bound_bytes;
+    return diagnosis;
+  }
 
   // PyTorch collects only where a program has set its fraction.
   ReplayConfig base = config;

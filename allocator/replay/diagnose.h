@@ -31,6 +31,9 @@ struct RefusalToDiagnose {
   // The bound is the session's limit, by which garbage is collected, too. Else nothing was collected, or by another
   // limit, and collecting is not tried.
   bool is_limit = false;
+
+  // No setting serves it: it is larger than all that the session could have.
+  bool never_fits() const { return requested_bytes > bound_bytes; }
 };
 
 struct Trial {
@@ -59,7 +62,7 @@ struct EmptiedCache {
 
 struct Diagnosis {
   Trial recorded;    // with the settings of the recording; where it is served, the replay does not show the refusal
-  size_t tried = 0;  // other settings
+  size_t tried = 0;  // other settings; none where the request never_fits()
   bool is_complete = true;  // false: the time was over before all was tried, or even the recording replayed
   // Those with enough to spare first (EnoughToSpare()), then the least reserved, then the simplest; at most kBest.
   std::vector<Trial> helping;

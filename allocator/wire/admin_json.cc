@@ -82,6 +82,12 @@ uint64_t UnknownBytes(const v1::SessionDevice& device) {
   return std::min(left, device.carried_over_bytes());
 }
 
+uint64_t FreeBytes(const v1::Device& device) {
+  if (device.has_free_bytes()) return device.free_bytes();
+  const uint64_t held = device.reserved_bytes() - std::min(device.reserved_bytes(), device.idle_bytes());
+  return device.capacity_bytes() - std::min(device.capacity_bytes(), held);
+}
+
 Json ToJson(const v1::Session& session) {
   Json devices = Json::array();
   for (const v1::SessionDevice& device : session.devices()) {
@@ -198,6 +204,7 @@ Json ToJson(const v1::Device& device, const DeviceSums& sums) {
           {"uuid", device.uuid()},
           {"total_bytes", device.total_bytes()},
           {"capacity_bytes", device.capacity_bytes()},
+          {"free_bytes", FreeBytes(device)},
           {"reserved_bytes", device.reserved_bytes()},
           {"leased_bytes", sums.leased_bytes},
           {"allocated_bytes", sums.allocated_bytes},

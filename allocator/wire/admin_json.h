@@ -35,6 +35,9 @@ struct DeviceSums {
 };
 nlohmann::ordered_json ToJson(const v1::Device& device, const DeviceSums& sums);
 
+// What can be given to somebody now. An older daemon does not say: then what is not held, and what it caches.
+uint64_t FreeBytes(const v1::Device& device);
+
 // What the session carries over and its allocator, which is the daemon's, does not know: neither allocated nor free. 0
 // for one that leases, whose client counts all that it holds.
 uint64_t UnknownBytes(const v1::SessionDevice& device);

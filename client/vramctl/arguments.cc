@@ -202,7 +202,8 @@ void CommandLine::AddCommandsThatShow() {
       "  unknown      carried over by remote sessions: the daemon does not know its blocks\n"
       "  cached       segments that the daemon keeps for reuse: of no session\n"
       "  left behind  of processes that are gone: of no session, and nobody can have it yet\n"
-      "  free         capacity that is not reserved\n"
+      "  free         can be given to somebody now: held by nobody, not guaranteed, or cached\n"
+      "  unreserved   capacity that is not reserved\n"
       "  FRAG         1 - allocated / reserved, of what sessions hold";
   Add(kShow, "status", "Show each device: what its capacity is used for.", [this] {
     return Status(context_);
@@ -210,12 +211,21 @@ void CommandLine::AddCommandsThatShow() {
   Add(kShow, "sessions", "List the sessions: what each one holds, its limit and its age.",
       [this] { return Sessions(context_); });
 
-  CLI::App* const top =
-      Add(kShow, "top", "Show devices and sessions live, with bars; change a session. Press h for the keys, q to quit.",
-          [this] { return Top(context_); });
+  CLI::App* const top = Add(
+      kShow, "top",
+      "Show devices and sessions live, with bars; change a session. Press h for the keys, q to quit. With -b, write "
+      "them once as text.",
+      [this] { return Top(context_); });
   top->footer(kWords);
   top->add_option("--interval", context_.interval, "Seconds between two updates, 0.1 to 3600. Default: 1.")
       ->type_name("SECONDS");
+  CLI::Option* const batch =
+      top->add_flag("-b,--batch", context_.batch, "Write as text, without a terminal, and end: for pipes and files.")
+          ->disable_flag_override();
+  top->add_option("-n,--count", context_.batches, "Write so many times, one each interval; with -b. Default: 1.")
+      ->type_name("N")
+      ->check(Between(1, 4294967295))
+      ->needs(batch);
   top->add_option("--sort", context_.sort, absl::StrCat("Column to sort by: ", ColumnNames(), ". Default: reserved."))
       ->type_name("COLUMN");
 
@@ -257,10 +267,9 @@ void CommandLine::AddCommandsThatShow() {
   AddSession(stats, "Statistics of this session, by name or id. Default: the sum of all.");
   AddDevice(stats, &context_.only_device, "Statistics of this device. Default: 0.");
 
-  CLI::App* const summary =
-      Add(kShow, "summary", "Print a session's statistics as the table of torch.cuda.memory_summary.",
-          [this] { return Summary(context_, session_argument_); });
-  AddSession(summary, kNameOrId)->required();
+  CLI::App* const summary = Add(kShow, "summary", "Print statistics as the table of torch.cuda.memory_summary.",
+                                [this] { return Summary(context_, GivenSession("summary")); });
+  AddSession(summary, "Statistics of this session, by name or id. Default: the sum of all.");
   AddDevice(summary, &context_.only_device, "Statistics of this device. Default: 0.");
   summary->add_flag("--abbreviated", context_.abbreviated, "Leave out the rows of the large and the small pool.")
       ->disable_flag_override();

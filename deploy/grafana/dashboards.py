@@ -25,7 +25,7 @@ SIZES = [("512", "below 4 KiB"), ("4096", "4 to 32 KiB"), ("32768", "32 to 256 K
 
 # Colours that say something: green is in use, red is what nobody can use.
 STATES = {"allocated": "green", "waiting for a stream": "orange", "fragmented": "yellow", "reclaimable": "light-blue", "unknown": "semi-dark-green",
-          "cached by the daemon": "blue", "left behind": "purple", "free": "#555560"}
+          "cached by the daemon": "blue", "left behind": "purple", "unreserved": "#555560"}
 PARTS = {"asked for": "green", "rounding": "dark-yellow", "waiting for a stream": "purple", "fragmented": "red",
          "reclaimable": "blue", "unknown": "light-green"}
 PIECES = dict(zip([name for _, name in SIZES], ["dark-red", "red", "dark-orange", "orange", "yellow", "light-blue", "blue",
@@ -232,7 +232,7 @@ def link(title, uid):
 
 def annotate_daemon(board):
     board.annotate("Daemon started", f"changes(process_start_time_seconds{{{DAEMON}}}[$__rate_interval]) > 0", "blue",
-                   "{{instance}} restarted: clients keep what they hold, but the new daemon does not count it")
+                   "{{instance}} restarted: clients keep what they hold, and the new daemon counts it")
     board.annotate("Alerts", 'ALERTS{alertname=~"Vrambroker.*", alertstate="firing"}', "orange", "{{alertname}}")
 
 
@@ -382,7 +382,7 @@ def overview():
         "Capacity by state",
         "All of the capacity, by its current state. Allocated: blocks that programs hold. Waiting for a stream: freed, but the "
         "GPU may still use it. Fragmented: free beside used blocks. Reclaimable: whole free segments of sessions. Unknown: held "
-        "by remote sessions from before the daemon was started, which does not know their blocks. Cached by the daemon: kept for the next request. Left behind: of processes that are gone, and not yet safe to hand on. Free: still "
+        "by remote sessions from before the daemon was started, which does not know their blocks. Cached by the daemon: kept for the next request. Left behind: of processes that are gone, and not yet safe to hand on. Unreserved: still "
         "with the driver.",
         [query(device("allocated"), "allocated"),
          query(f"clamp_min({device('active')} - {device('allocated')}, 0)", "waiting for a stream"),
@@ -392,7 +392,7 @@ def overview():
          query(device("idle"), "cached by the daemon"),
          # By subtraction: it includes what is carried over without a session.
          query(f"clamp_min({device('reserved')} - {device('leased')} - {device('idle')}, 0)", "left behind"),
-         query(f"clamp_min({device('capacity')} - {device('reserved')}, 0)", "free")],
+         query(f"clamp_min({device('capacity')} - {device('reserved')}, 0)", "unreserved")],
         "bytes", 10, stacked=True, paint=STATES)
     board.series("By tenant",
                  "Memory that the sessions of each tenant hold. Tenants are trust domains: memory passes from one to "

@@ -32,6 +32,19 @@ std::string TenantOf(const Session& session) {
   return absl::StrCat(terms.tenant, "#", Raw(*terms.claim_id));
 }
 
+SegmentPool::Closed CloseAccount(SegmentPool& pool, SessionId session, CloseReason reason) {
+  switch (reason) {
+    case CloseReason::kGoodbye:
+    case CloseReason::kNotOpened:
+      return {.came_back = pool.CloseAccount(session)};
+    case CloseReason::kProcessEnded:
+      return pool.CloseAccountOfGone(session);
+    case CloseReason::kDaemonStops:
+      return pool.CloseAccountOfHolder(session);
+  }
+  return {};
+}
+
 LogLine SessionLine(absl::string_view event, const Session& session) {
   return vrambroker::SessionLine(event, session.id(), session.name());
 }
@@ -234,9 +247,8 @@ SessionMark Broker::MarkOf(const Caller& caller, const OpenOptions& options) {
   } else if (!warned_of_mark_.exchange(true)) {
     spdlog::warn(
         "process {} of uid {}: the daemon cannot see who inherits its descriptors, so GPU memory of such processes "
-        "leaves quarantine after settle_time even if their children still have it ({}); run the daemon as root, or "
-        "with CAP_SYS_PTRACE on Linux 5.14 or newer",
-        caller.pid, caller.uid, mark.status().ToString());
+        "leaves quarantine after settle_time even if their children still have it ({}); {}",
+        caller.pid, caller.uid, mark.status().ToString(), HowToLookIntoProcesses());
   }
   return 0;
 }
@@ -357,25 +369,25 @@ void Broker::Finish(const SessionPtr& session, const std::string& why, CloseReas
   if (!session->Advance(SessionState::kClosed)) return;
   Unwatch(*session);
   waiting_.CancelAll(*session, absl::AbortedError("the session has ended"));
-  uint64_t bytes = 0;
+  SegmentPool::Closed held;
   std::vector<uint64_t> alloc_retries;  // final, since it is closed
   alloc_retries.reserve(pools_.size());
   for (size_t device = 0; device < pools_.size(); ++device) {
-    SegmentPool& pool = *pools_[device];
-    bytes += reason == CloseReason::kProcessEnded ? pool.CloseAccountOfGone(session->id())
-                                                  : pool.CloseAccount(session->id());
+    const SegmentPool::Closed on_device = CloseAccount(*pools_[device], session->id(), reason);
+    held.came_back += on_device.came_back;
+    held.still_held += on_device.still_held;
     alloc_retries.push_back(session->CountAllocRetries(static_cast<int>(device)));
   }
   sessions_.Remove(*session, reason, alloc_retries);
   const bool by_itself = reason == CloseReason::kGoodbye || reason == CloseReason::kProcessEnded;
-  LogClosed(*session, why, reason, bytes, by_itself ? refusals_.CountEndedAfterRefusal(*session) : std::nullopt);
+  LogClosed(*session, why, reason, held, by_itself ? refusals_.CountEndedAfterRefusal(*session) : std::nullopt);
   if (const std::optional<ClaimId> claim = session->terms().claim_id) claims_.Leave(*claim);
   timer_.Update();  // what it has left is looked at
 }
 
 // One line that says what became of the session; its peaks are sums over the devices.
-void Broker::LogClosed(const Session& session, const std::string& why, CloseReason reason, uint64_t bytes,
-                       std::optional<std::chrono::milliseconds> after_refusal) const {
+void Broker::LogClosed(const Session& session, const std::string& why, CloseReason reason,
+                       const SegmentPool::Closed& held, std::optional<std::chrono::milliseconds> after_refusal) const {
   MemoryStats sum;
   uint64_t refusals = 0;
   for (size_t device = 0; device < pools_.size(); ++device) {
@@ -388,13 +400,16 @@ void Broker::LogClosed(const Session& session, const std::string& why, CloseReas
                      .Add("pid", session.caller().pid)
                      .Add("reason", CloseReasonName(reason))
                      .Add("why", why)
-                     .Add("came_back", bytes)
+                     .Add("came_back", held.came_back)
                      // What a client reports may be up to a second old when it is killed.
-                     .Add("peak_reserved", std::max(sum.reserved_bytes.all.peak, bytes))
+                     .Add("peak_reserved", std::max(sum.reserved_bytes.all.peak, held.bytes()))
                      .Add("peak_allocated", sum.allocated_bytes.all.peak)
                      .Add("allocations", sum.allocation.all.allocated)
                      .Add("refusals", refusals)
                      .Add("duration_ms", lived.count());
+  if (held.still_held > 0) {
+    line.Add(reason == CloseReason::kProcessEnded ? "quarantined" : "still_held", held.still_held);
+  }
   if (after_refusal.has_value()) line.Add("after_refusal_ms", after_refusal->count());
   LogClientEvent(spdlog::level::info, line);
 }

@@ -156,7 +156,7 @@ class Broker {
   static absl::Status Resume(LeasedSession& session, const absl::flat_hash_set<SegmentId>& held,
                              const std::shared_ptr<SessionEvents>& events);
   void Finish(const SessionPtr& session, const std::string& why, CloseReason reason);
-  void LogClosed(const Session& session, const std::string& why, CloseReason reason, uint64_t bytes,
+  void LogClosed(const Session& session, const std::string& why, CloseReason reason, const SegmentPool::Closed& held,
                  std::optional<std::chrono::milliseconds> after_refusal) const;
   // Charged to the session, on all devices.
   uint64_t ReservedBytes(const Session& session) const;

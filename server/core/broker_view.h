@@ -83,7 +83,7 @@ struct BrokerView {
   std::vector<ClaimView> claims;      // by name
   TenantRefusals::ByTenant refusals;
   SessionCounts counts;
-  bool draining = false;
+  bool is_serving = true;
 };
 
 }  // namespace vrambroker

@@ -19,7 +19,7 @@ BrokerView OperatorView::Look() const {
   SessionRegistry::View registry = parts_.sessions->GetView();
   const std::vector<SessionPtr>& sessions = registry.sessions;
   view.counts = registry.counts;
-  view.draining = registry.draining;
+  view.is_serving = !registry.draining;
   std::vector<std::vector<AccountState>> accounts(sessions.size());
   for (std::vector<AccountState>& of_session : accounts) of_session.reserve(pools_.size());
   view.devices.reserve(pools_.size());

@@ -125,6 +125,20 @@ absl::StatusOr<HeapSnapshot> WaitForSnapshot(const SessionPtr& session, int devi
 
 }  // namespace
 
+const char* DaemonStateName(DaemonState state) {
+  switch (state) {
+    case DaemonState::kStarting:
+      return "starting";
+    case DaemonState::kServing:
+      return "serving";
+    case DaemonState::kDraining:
+      return "draining";
+    case DaemonState::kStopping:
+      return "stopping";
+  }
+  return "unknown";
+}
+
 HttpApi::HttpApi(Broker* broker, const Timeline* timeline, HttpSources sources)
     : broker_(*broker), timeline_(*timeline), sources_(std::move(sources)), map_(broker) {}
 
@@ -199,6 +213,7 @@ HttpResponse HttpApi::State() const {
     v1::Device device = ToProto(*broker_.pools()[i]);
     device.set_reserved_bytes(stats.reserved_bytes);  // of the same moment as the sessions
     device.set_idle_bytes(stats.idle_bytes);
+    device.set_free_bytes(stats.free_bytes);
     device.set_carried_over_bytes(stats.carried_over_bytes);
     const DeviceView& info = view.devices[i];
     AddProcesses(*info.processes, device);
@@ -224,6 +239,7 @@ HttpResponse HttpApi::State() const {
   for (const ClaimView& claim : view.claims) claims.push_back(ToJson(ToProto(claim, sources_.socket_dir)));
   return JsonAnswer(Json{{"time", TimeText(std::chrono::system_clock::now())},
                          {"daemon_version", std::string(kVersion)},
+                         {"state", DaemonStateName(sources_.state())},
                          {"health", health.ok() ? std::string("ok") : std::string(health.message())},
                          {"total_ooms", broker_.refusals().log().total()},
                          {"devices", std::move(devices)},

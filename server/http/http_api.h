@@ -17,10 +17,14 @@
 
 namespace vrambroker {
 
+enum class DaemonState { kStarting, kServing, kDraining, kStopping };
+const char* DaemonStateName(DaemonState state);  // "starting", "serving", "draining" or "stopping"
+
 struct HttpSources {
   std::function<std::string()> metrics;  // text exposition format 0.0.4
   std::function<absl::Status()> health;  // /healthz: 200, or 503 with the message
-  std::string socket_dir;                // of the daemon's sockets
+  std::function<DaemonState()> state;
+  std::string socket_dir;  // of the daemon's sockets
 };
 
 // Safe to call from any thread.

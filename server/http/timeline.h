@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "allocator/base/mutex.h"
+#include "server/core/broker_view.h"
 
 namespace vrambroker {
 
@@ -25,6 +26,9 @@ struct TimelineSample {
   uint64_t refusals = 0;              // ever
   uint64_t waiting = 0;               // requests
 };
+
+// Of each device, by ordinal.
+std::vector<TimelineSample> SamplesOf(const BrokerView& view, std::chrono::system_clock::time_point time);
 
 // Safe to call from any thread.
 class Timeline {

@@ -41,8 +41,8 @@ off_t OffsetOf(size_t slot) {
 
 }  // namespace
 
-SavedSegments::SavedSegments(const std::string& dir, int ordinal, const std::string& owner)
-    : path_(absl::StrCat(dir, "/vrambroker.segments.", ordinal)) {
+SavedSegments::SavedSegments(const std::string& dir, int ordinal, const std::string& owner, bool is_new_owner)
+    : path_(absl::StrCat(dir, "/vrambroker.segments.", ordinal)), is_whole_(is_new_owner) {
   const std::string boot = BootId();
   const std::string header = HeaderFor(owner, boot);
   MutexLock lock(mu_);
@@ -55,6 +55,7 @@ SavedSegments::SavedSegments(const std::string& dir, int ordinal, const std::str
     ReadSlots(absl::string_view(*text).substr(kSlotsBegin));
     return;
   }
+  is_whole_ = is_whole_ || (is_ours && !boot.empty());  // of another owner, or of an earlier boot: void
   if (!is_ours && !absl::IsNotFound(text.status())) {
     spdlog::warn(
         "{} is damaged, or others than this user may write it: a new one is made, and memory that processes of other "
@@ -89,6 +90,7 @@ void SavedSegments::ReadSlots(absl::string_view slots) {
     ++damaged;
     (void)Write(i, 0, 0);
   }
+  is_whole_ = damaged == 0;
   if (damaged > 0) {
     spdlog::warn(
         "{} has {} damaged entries: what processes of other users hold of these segments is counted only as far as "
@@ -111,6 +113,11 @@ void SavedSegments::Remove(uint64_t inode) {
 RecordedFiles SavedSegments::Left() {
   MutexLock lock(mu_);
   return left_;
+}
+
+bool SavedSegments::IsWhole() {
+  MutexLock lock(mu_);
+  return is_whole_;
 }
 
 void SavedSegments::KeepFound(const absl::flat_hash_set<uint64_t>& inodes) {

@@ -30,12 +30,13 @@ class SavedSegments : public SegmentRecord {
  public:
   // What the file has of another owner or of an earlier boot of the machine is void. A file that is damaged or not this
   // user's alone is replaced. When the file cannot be written, that is logged once, and what could not be recorded is
-  // not in Left() of the next daemon. REQUIRES: as LoadState().
-  SavedSegments(const std::string& dir, int ordinal, const std::string& owner);
+  // not in Left() of the next daemon. `is_new_owner`: no earlier run can have left anything. REQUIRES: as LoadState().
+  SavedSegments(const std::string& dir, int ordinal, const std::string& owner, bool is_new_owner = false);
 
   void Add(uint64_t inode, uint64_t bytes) override;
   void Remove(uint64_t inode) override;
   RecordedFiles Left() override;
+  bool IsWhole() override;
   void KeepFound(const absl::flat_hash_set<uint64_t>& inodes) override;
 
  private:
@@ -51,6 +52,7 @@ class SavedSegments : public SegmentRecord {
   std::vector<size_t> free_slots_ ABSL_GUARDED_BY(mu_);                 // of those up to `slots_`
   size_t slots_ ABSL_GUARDED_BY(mu_) = 0;
   RecordedFiles left_ ABSL_GUARDED_BY(mu_);
+  bool is_whole_ ABSL_GUARDED_BY(mu_);
   bool has_said_so_ ABSL_GUARDED_BY(mu_) = false;  // that it cannot be written
 };
 

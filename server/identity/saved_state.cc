@@ -88,7 +88,7 @@ absl::StatusOr<SavedState> LoadState(const std::string& dir) {
   }
   absl::StatusOr<std::string> owner = RandomOwner();
   if (!owner.ok()) return owner.status();
-  SavedState state{.owner = *std::move(owner)};
+  SavedState state{.owner = *std::move(owner), .is_new = !exists};
   if (absl::Status status = SaveState(dir, state); !status.ok()) return status;
   return state;
 }

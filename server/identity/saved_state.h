@@ -18,6 +18,7 @@ struct SavedState {
   // path nor its device number would do: daemons in containers have the same path, and a container that is started
   // again has another device number.
   std::string owner;
+  bool is_new = false;  // it was made now, in a directory without one
   // By UUID of a GPU, the most that was free at the start of one of the runs since clients last held nothing. What they
   // hold is not free when the next one starts: capacity by default, and limits that are fractions of it, would shrink.
   absl::btree_map<std::string, uint64_t> free_bytes;

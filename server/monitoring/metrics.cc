@@ -105,8 +105,8 @@ std::vector<prometheus::MetricFamily> Metrics::Collect() const {
   const BrokerView view = options_.view();
   out.Family("vrambroker_build_info", "Build information; the value is always 1.", Gauge);
   out.Sample(MakeLabels({{"version", kVersion}, {"revision", kRevision}, {"cuda_version", kCudaVersion}}), uint64_t{1});
-  out.Single("vrambroker_ready", "1 while the daemon serves clients, 0 while it stops.", Gauge,
-             uint64_t{view.draining ? 0U : 1U});
+  out.Single("vrambroker_ready", "1 while the daemon serves clients, 0 while it starts or stops.", Gauge,
+             uint64_t{view.is_serving ? 1U : 0U});
   if (options_.reload != nullptr) {
     out.Single("vrambroker_config_last_reload_successful",
                "1 if the last configuration reload worked or there was none, else 0.", Gauge,

@@ -90,6 +90,7 @@ void Accounts::Charge(Account& account, uint64_t bytes) {
 
 void Accounts::GiveBack(Account& account, uint64_t bytes) {
   Uncharge(account, bytes);
+  account.state.came_back_bytes += bytes;
   account.is_waited_for = false;
   const SteadyTime now = clock_();
   if (now - account.gave_back > churn_window_) {

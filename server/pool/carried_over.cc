@@ -195,12 +195,12 @@ bool CarriedOver::IsClosing(SessionId session) const {
   return it != closing_.end() && it->first == session;
 }
 
-CarriedOver::Changes CarriedOver::Closed(SessionId session) {
+CarriedOver::Changes CarriedOver::Closed(SessionId session, bool goes_on) {
   Changes changes;
   for (auto it = entries_.begin(); it != entries_.end();) {
     if (it->second.session != session) {
       ++it;
-    } else if (it->second.is_seen) {
+    } else if (it->second.is_seen || goes_on) {
       MoveTo(kNoSession, it->second.share, it->second, changes);
       look_soon_ = true;
       ++it;

@@ -83,8 +83,9 @@ class CarriedOver {
   Changes EndDeclaration(SessionId session);
   // The client says that it has closed these. Files are looked for.
   Changes Freed(SessionId session, absl::Span<const uint64_t> ids);
-  // The session is no more. Its files are nobody's until they are found to be gone.
-  Changes Closed(SessionId session);
+  // The session is no more. Its files are nobody's until they are found to be gone; `goes_on`: so is the rest, since
+  // its process keeps all of it.
+  Changes Closed(SessionId session, bool goes_on = false);
 
   // When files are to be looked for; nullopt when there are none, or somebody looks.
   std::optional<SteadyTime> next_look() const;

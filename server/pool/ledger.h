@@ -25,6 +25,7 @@ struct AccountState {
   uint64_t reserved_bytes = 0;      // charged: leased, being obtained, granted to a request that waited, or returning
   uint64_t carried_over_bytes = 0;  // of these, from an earlier run of the daemon: see CarriedOver
   uint64_t returning_bytes = 0;     // of these, asked back from the client and not yet closed by it
+  uint64_t came_back_bytes = 0;     // from its holder, ever
   size_t segments = 0;              // leased or returning; filled in by SegmentPool
   // Of those that are reserved, memory that the client has of the driver itself; filled in by SegmentPool.
   uint64_t counted_bytes = 0;

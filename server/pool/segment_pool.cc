@@ -37,16 +37,22 @@ SegmentPool::SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes
 }
 
 SegmentPool::~SegmentPool() {
-  std::vector<DeviceSegment> segments;
+  std::vector<DeviceSegment> held;
+  std::vector<DeviceSegment> unheld;
   {
     MutexLock lock(mu_);
     if (!health_.ok()) return;  // it would refuse each of them; the end of this process frees them
-    segments = quarantine_.Segments();
-    const std::vector<DeviceSegment> unfreed = driver_.TakeUnfreed();
-    segments.insert(segments.end(), unfreed.begin(), unfreed.end());
-    for (const auto& [id, leased] : leased_.all()) segments.push_back(leased.segment);
-    for (const UnleasedSegment& entry : idle_.TakeOldest(idle_.bytes())) segments.push_back(entry.segment);
+    held = quarantine_.Segments();
+    for (const auto& [id, leased] : leased_.all()) held.push_back(leased.segment);
+    unheld = driver_.TakeUnfreed();
+    for (const UnleasedSegment& entry : idle_.TakeOldest(idle_.bytes())) unheld.push_back(entry.segment);
   }
+  FreeAtExit(unheld);
+  device_->LeaveSegments();
+  FreeAtExit(held);
+}
+
+void SegmentPool::FreeAtExit(const std::vector<DeviceSegment>& segments) {
   for (const DeviceSegment& segment : segments) {
     if (absl::Status status = device_->FreeSegment(segment); !status.ok()) {
       spdlog::error("freeing a segment at exit: {}", status.ToString());
@@ -129,23 +135,28 @@ absl::Status SegmentPool::SetPriority(SessionId session, int priority) {
 }
 
 uint64_t SegmentPool::CloseAccount(SessionId session) {
-  return Close(session, /*process_gone=*/false);
+  return Close(session, Holder::kHasClosedAll).came_back;
 }
 
-uint64_t SegmentPool::CloseAccountOfGone(SessionId session) {
-  return Close(session, /*process_gone=*/true);
+SegmentPool::Closed SegmentPool::CloseAccountOfGone(SessionId session) {
+  return Close(session, Holder::kHasEnded);
 }
 
-uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
-  uint64_t bytes = 0;
+SegmentPool::Closed SegmentPool::CloseAccountOfHolder(SessionId session) {
+  return Close(session, Holder::kGoesOn);
+}
+
+SegmentPool::Closed SegmentPool::Close(SessionId session, Holder holder) {
+  Closed closed;
   {
     MutexLock lock(mu_);
     Account* const account = accounts_.Find(session);
-    if (account == nullptr) return 0;
+    if (account == nullptr) return closed;
     const SteadyTime now = options_.clock();
     for (const SegmentId id : leased_.Of(session)) {
-      bytes += leased_.at(id).segment.bytes;
-      if (!process_gone) {
+      const uint64_t bytes = leased_.at(id).segment.bytes;
+      if (holder == Holder::kHasClosedAll) {
+        closed.came_back += bytes;
         MakeIdle(id, *account);
         continue;
       }
@@ -153,10 +164,12 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
       const UnleasedSegment unleased{
           .segment = leased.segment, .cuda_ipc = leased.cuda_ipc, .tenant = account->terms.tenant, .since = now};
       if (!leased.exported) {
-        accounts_.Uncharge(*account, leased.segment.bytes);
+        closed.came_back += bytes;
+        accounts_.Uncharge(*account, bytes);
         AddIdle(unleased);
         continue;
       }
+      closed.still_held += bytes;
       quarantine_.Add(id, {.unleased = unleased,
                            .client = account->terms.client,
                            .pid = account->terms.pid,
@@ -164,16 +177,22 @@ uint64_t SegmentPool::Close(SessionId session, bool process_gone) {
                            .mark = account->terms.mark,
                            .next_check = now + options_.settle_time});
     }
-    Apply(carried_over_.Closed(session));
-    // The driver has it back with the process, or the session's next holder declares it.
-    bytes += account->counted_bytes;
-    accounts_.Uncharge(*account, std::exchange(account->counted_bytes, 0));
+    const uint64_t counted = std::exchange(account->counted_bytes, 0);
+    accounts_.Uncharge(*account, counted);
+    if (holder == Holder::kGoesOn) {
+      closed.still_held += counted + account->state.carried_over_bytes;
+      KeepCarriedOver(*account, counted);
+    } else {
+      // The driver has it back with the process, or the session's next holder declares it.
+      closed.came_back += counted;
+      Apply(carried_over_.Closed(session));
+    }
     // What calls of Lease() are just obtaining stays charged until they find the account gone.
     accounts_.Close(*account);
     leased_.Forget(session);
   }
   CapacityFreed();
-  return bytes;
+  return closed;
 }
 
 // ---- Growing ----
@@ -301,7 +320,6 @@ void SegmentPool::AddIdle(const UnleasedSegment& entry) {
 // ---- Returning ----
 
 void SegmentPool::Seal() {
-  device_->LeaveSegments();  // before an account is closed whose client goes on
   MutexLock lock(mu_);
   sealed_ = true;
   accounts_.Forbid();

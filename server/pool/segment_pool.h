@@ -53,7 +53,8 @@ struct PoolStats {
   uint64_t quarantined_bytes = 0;   // of sessions that are gone: not yet known to be quiet
   uint64_t carried_over_bytes = 0;  // held from an earlier run of the daemon, by sessions or by nobody's processes
   uint64_t outside_bytes = 0;       // of the capacity, what the driver does not have for it: see DriverMemory
-  uint64_t held_back_bytes = 0;     // free, and kept for a request that has waited: see RequestQueue
+  uint64_t free_bytes = 0;          // of the capacity, committed to nobody: held by nobody, or idle
+  uint64_t held_back_bytes = 0;     // of these, kept for a request that has waited: see RequestQueue
   uint64_t idle_bytes = 0;          // held from the driver, leased to nobody
   uint64_t reserved_bytes = 0;      // held from the driver: leased, quarantined, idle, being freed, or carried over
   uint64_t unfreed_bytes = 0;       // of these, what the driver has refused to take back, so far
@@ -164,12 +165,21 @@ class SegmentPool {
   // REQUIRES: the claim has no account here.
   void CloseClaim(ClaimId claim);
 
+  // What becomes of an account's memory when the account is closed.
+  struct Closed {
+    uint64_t came_back = 0;   // others can get it
+    uint64_t still_held = 0;  // nobody else can get it yet, and it stays charged
+    uint64_t bytes() const { return came_back + still_held; }
+  };
   // The account's segments become idle, the first leased first, and its tickets void. Returns their bytes. REQUIRES:
   // the holder says that it cannot touch them any more.
   uint64_t CloseAccount(SessionId session);
   // The same when the holder's process has ended: those that it could open are quarantined until CheckQuarantine()
   // finds them quiet.
-  uint64_t CloseAccountOfGone(SessionId session);
+  Closed CloseAccountOfGone(SessionId session);
+  // Closes it when the daemon stops and the holder's process goes on, which keeps all that it could open, and what it
+  // has of the driver itself.
+  Closed CloseAccountOfHolder(SessionId session);
 
   // (driver) A segment of exactly `bytes`: an idle one of the same tenant, or a new one, for which idle segments are
   // given up when the device is full. SegmentRefused() when the limit or the capacity forbids it, Aborted when the
@@ -320,14 +330,18 @@ class SegmentPool {
   void SetContexts(uint64_t bytes, uint64_t clients);
 
  private:
+  // (driver) Of the destructor.
+  void FreeAtExit(const std::vector<DeviceSegment>& segments);
   // (driver) The oldest idle segments, one at a time, while `is_due`. Returns the bytes that the driver has taken.
   uint64_t ReleaseOldest(const std::function<bool(SteadyTime oldest, uint64_t idle_bytes)>& is_due)
       ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) Who can still touch these segments.
   absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const Quarantine::Due> due) ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) REQUIRES: CarriedOver::StartLook() was called.
-  absl::Status LookForCarriedOver() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status LookForCarriedOver(bool is_first = false) ABSL_LOCKS_EXCLUDED(mu_);
   void Apply(const CarriedOver::Changes& changes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The account is about to be closed, and its process keeps what it carries over, and `counted_bytes` of the driver.
+  void KeepCarriedOver(const Account& account, uint64_t counted_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Charges what DriverMemory says that no account has.
   void Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t UnownedBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -378,7 +392,8 @@ class SegmentPool {
   void AddIdle(const UnleasedSegment& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes a segment out of the account's books, not out of the ledger's.
   LeasedSegment Forget(SegmentId id, Account& account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  uint64_t Close(SessionId session, bool process_gone) ABSL_LOCKS_EXCLUDED(mu_);
+  enum class Holder { kHasClosedAll, kHasEnded, kGoesOn };
+  Closed Close(SessionId session, Holder holder) ABSL_LOCKS_EXCLUDED(mu_);
   void CapacityFreed() const {
     if (on_capacity_freed_) on_capacity_freed_();
   }

@@ -4,8 +4,10 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
+#include "allocator/device/process_files.h"
 #include "server/base/log_line.h"
 #include "server/base/saturating.h"
 #include "server/pool/segment_pool.h"
@@ -25,7 +27,17 @@ absl::Status SegmentPool::FindCarriedOver(absl::btree_map<ProcessId, ClaimId> cl
     // A daemon that is just ending may still have files open that nobody else has.
     carried_over_.LookSoon();
   }
-  return LookForCarriedOver();
+  if (absl::Status status = LookForCarriedOver(/*is_first=*/true); !status.ok()) return status;
+  const PoolStats stats = GetStats();
+  if (stats.carried_over_bytes > stats.capacity_bytes) {
+    LogLine("carried over: more than the capacity, so nobody gets more memory until the excess is back")
+        .Add("device", properties().ordinal)
+        .Add("capacity", stats.capacity_bytes)
+        .Add("bytes", stats.carried_over_bytes)
+        .Add("excess", stats.carried_over_bytes - stats.capacity_bytes)
+        .Write(spdlog::level::warn);
+  }
+  return absl::OkStatus();
 }
 
 void SegmentPool::ChargeCarriedOver(ClaimId claim, absl::Span<const ProcessId> processes) {
@@ -39,16 +51,14 @@ void SegmentPool::ChargeCarriedOver(ClaimId claim, absl::Span<const ProcessId> p
   CapacityFreed();
 }
 
-absl::Status SegmentPool::LookForCarriedOver() {
+absl::Status SegmentPool::LookForCarriedOver(bool is_first) {
   absl::StatusOr<LeftSegments> left = device_->FindLeftSegments();
-  if (left.ok() && left->unread_processes > 0 && !warned_of_unread_left_.exchange(true)) {
-    LogLine(
-        "some processes cannot be inspected: memory that they hold of an earlier run of the daemon is not counted, so "
-        "the device may be given beyond its capacity; run the daemon as root, or with CAP_SYS_PTRACE on Linux 5.14 or "
-        "newer")
-        .Add("device", properties().ordinal)
-        .Add("processes", left->unread_processes)
-        .Write(spdlog::level::warn);
+  if (is_first && left.ok() && left->unread_processes > 0 && !warned_of_unread_left_.exchange(true)) {
+    spdlog::warn(
+        "device={} {} {} cannot be inspected; memory they still hold from an earlier run is not counted, so the device "
+        "may be overcommitted; {}",
+        properties().ordinal, left->unread_processes, left->unread_processes == 1 ? "process" : "processes",
+        HowToLookIntoProcesses());
   }
   {
     MutexLock lock(mu_);
@@ -88,10 +98,20 @@ void SegmentPool::Apply(const CarriedOver::Changes& changes) {
       accounts_.Charge(*account, bytes);
     } else {
       account->state.carried_over_bytes -= bytes;
+      account->state.came_back_bytes += bytes;
       accounts_.Uncharge(*account, bytes);
     }
   }
   Settle();
+}
+
+void SegmentPool::KeepCarriedOver(const Account& account, uint64_t counted_bytes) {
+  constexpr uint64_t kCounted = std::numeric_limits<uint64_t>::max();  // the id: no client numbers so many
+  if (counted_bytes > 0) {
+    Apply(carried_over_.Declared(HolderOf(account), account.terms.process(), {{.id = kCounted, .bytes = counted_bytes}},
+                                 counted_bytes));
+  }
+  Apply(carried_over_.Closed(account.session, /*goes_on=*/true));
 }
 
 absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const CarriedSegment> segments, bool begins,

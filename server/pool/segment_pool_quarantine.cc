@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/container/btree_set.h"
+#include "allocator/device/process_files.h"
 #include "allocator/device/session_mark.h"
 #include "server/base/client_log.h"
 #include "server/pool/segment_pool.h"
@@ -54,8 +55,9 @@ void SegmentPool::CheckQuarantine() {
     if (found->unread_processes > 0 && !warned_of_unread_.exchange(true)) {
       spdlog::warn(
           "device={} {} {} cannot be inspected, so the daemon cannot tell whether they hold memory of ended processes; "
-          "run it as root, or with CAP_SYS_PTRACE on Linux 5.14 or newer",
-          properties().ordinal, found->unread_processes, found->unread_processes == 1 ? "process" : "processes");
+          "{}",
+          properties().ordinal, found->unread_processes, found->unread_processes == 1 ? "process" : "processes",
+          HowToLookIntoProcesses());
     }
   } else {
     spdlog::error("device={} cannot tell who holds quarantined segments: {}", properties().ordinal,

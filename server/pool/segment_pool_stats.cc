@@ -142,6 +142,7 @@ PoolStats SegmentPool::Stats() const {
           .quarantined_bytes = quarantine_.bytes(),
           .carried_over_bytes = carried_over,
           .outside_bytes = unowned.outside,
+          .free_bytes = ledger.free_bytes(),
           .held_back_bytes = ledger.held_back_bytes(),
           .idle_bytes = idle_.bytes(),
           .reserved_bytes = FromDriverBy(driver).bytes + carried_over,

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/rpc/admin_service.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -171,11 +169,11 @@ absl::Status AdminService::Asker::Refusal(absl::string_view action, absl::string
                                                     " through the sockets of claim ", terms.claim,
                                                     ": it takes the daemon's own, and the right ", right));
   }
-  return absl::PermissionDeniedError(
-      absl::StrCat("uid ", caller.uid, " may not ", action, ": ",
-                   terms.rule.empty() ? "no rule of the policy gives it"
-                                      : absl::StrCat("the policy's rule ", terms.rule, " does not give it"),
-                   " the right ", right, "; root and uid ", geteuid(), " have it"));
+  return absl::PermissionDeniedError(absl::StrCat(
+      "uid ", caller.uid, " may not ", action, ": ",
+      terms.rule.empty() ? ""
+                         : absl::StrCat("the policy's rule ", terms.rule, " does not give it the right ", right, "; "),
+      "only root and users with the ", right, " right may do this"));
 }
 
 absl::StatusOr<SessionPtr> AdminService::FindForChange(const grpc::CallbackServerContext& context,

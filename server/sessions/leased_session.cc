@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/saturating.h"
 
 namespace vrambroker {
 
@@ -104,14 +105,31 @@ absl::StatusOr<ClientAnswer> LeasedSession::Ask(const ClientQuestion& question, 
                         most_patience);
 }
 
+uint64_t LeasedSession::CameBackBytes() const {
+  uint64_t bytes = 0;
+  for (const SegmentPool* pool : pools_) bytes += pool->GetAccount(id_).value_or(AccountState()).came_back_bytes;
+  return bytes;
+}
+
 absl::StatusOr<uint64_t> LeasedSession::TrimSlowly(uint64_t bytes) {
+  const uint64_t before = CameBackBytes();
   const absl::StatusOr<ClientAnswer> answer =
       Ask({.kind = ClientQuestion::Kind::kTrim, .bytes = bytes, .device = -1, .time = bounds_.client_timeout});
   if (!answer.ok()) return answer.status();
-  return answer->released_bytes;
+  return std::min(answer->released_bytes, SaturatingSub(CameBackBytes(), before));  // a client may say anything
 }
 
-void LeasedSession::Report(int device, const MemoryStats& stats) {
+void LeasedSession::Report(int device, MemoryStats stats) {
+  // No session holds more, but for one that carries over more than a smaller capacity.
+  const uint64_t most =
+      std::max(pool(device).capacity_bytes(), pool(device).GetAccount(id_).value_or(AccountState()).reserved_bytes);
+  for (PoolStat* const bytes : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes,
+                                &stats.inactive_split_bytes, &stats.requested_bytes}) {
+    for (Stat* const stat : {&bytes->all, &bytes->pool[0], &bytes->pool[1]}) {
+      stat->current = std::min(stat->current, most);
+      stat->peak = std::min(stat->peak, most);
+    }
+  }
   MutexLock lock(mu_);
   reported_[device] = stats;
   UpdateRetries(device);

@@ -60,8 +60,8 @@ class LeasedSession : public Session {
   absl::Status ReturnSegments(int device, absl::Span<const SegmentId> segments);
   // Takes back all segments but these, which the client says it holds.
   void ReturnAllBut(const absl::flat_hash_set<SegmentId>& segments);
-  // What the client counts.
-  void Report(int device, const MemoryStats& stats) ABSL_LOCKS_EXCLUDED(mu_);
+  // What the client counts, cut to what can be true.
+  void Report(int device, MemoryStats stats) ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<uint64_t> TrimSlowly(uint64_t bytes) override;
   MemoryStats GetMemoryStats(int device) const override ABSL_LOCKS_EXCLUDED(mu_);
@@ -95,6 +95,8 @@ class LeasedSession : public Session {
   absl::StatusOr<ClientAnswer> Ask(const ClientQuestion& question,
                                    size_t max_items = ClientQuestions::kMaxSnapshotItems,
                                    int most_patience = ClientQuestions::kMostPatience);
+  // What the pools have seen come back, ever.
+  uint64_t CameBackBytes() const;
   // Asks the client to keep so many events for those who trace it.
   void SendRecordingHold(uint64_t question_id, uint64_t held_events);
 

@@ -36,7 +36,7 @@ OVERVIEW = {
     "Capacity in use by device": {"gpu 0": Load.RESERVED / CAPACITY},
     "Capacity by state": {"allocated": Load.ALLOCATED, "waiting for a stream": 0, "fragmented": Load.FRAGMENTED,
                           "reclaimable": Load.RECLAIMABLE, "unknown": 0, "cached by the daemon": Load.CACHED, "left behind": Load.LEFT_BEHIND,
-                          "free": CAPACITY - Load.RESERVED},
+                          "unreserved": CAPACITY - Load.RESERVED},
     "By tenant": {"serving": 54 * MIB, "research": 104 * MIB, "guests": 88 * MIB},
     "By session: top ten": {name: held * MIB for name, held in RESERVED.items()},
     "Share of the limit: top ten": {f"{name} gpu 0": RESERVED[name] / limit for name, limit in LIMITS.items()},
@@ -262,7 +262,7 @@ class DashboardsTest(LoadedTest):
 
     def test_the_other_device_is_empty(self):
         self.expect("overview", {"Capacity in use": {"": 0}, "Fragmentation": {"": 0}, "Waiting now": {"": 0},
-                                 "Capacity by state": {"allocated": 0, "cached by the daemon": 0, "left behind": 0, "free": CAPACITY}}, gpu="1")
+                                 "Capacity by state": {"allocated": 0, "cached by the daemon": 0, "left behind": 0, "unreserved": CAPACITY}}, gpu="1")
 
     def test_a_tenant_is_shown_alone(self):
         self.expect("session", {"Limit": {"": LIMITS["serve-api"] * MIB}}, gpu="0", tenant="serving")
@@ -316,9 +316,9 @@ class DashboardsTest(LoadedTest):
 
     def test_one_word_one_number_everywhere(self):
         """The words of deploy/GLOSSARY.md: each place that shows one for device 0 shows the same number."""
-        numbers = {"capacity": CAPACITY, "reserved": Load.RESERVED, "allocated": Load.ALLOCATED, "fragmented": Load.FRAGMENTED,
-                   "reclaimable": Load.RECLAIMABLE, "cached": Load.CACHED, "left behind": Load.LEFT_BEHIND,
-                   "quarantined": Load.LEFT_BEHIND + 10 * MIB, "unknown": 0, "free": CAPACITY - Load.RESERVED}
+        numbers = {"capacity": CAPACITY, "free": CAPACITY - Load.COMMITTED, "reserved": Load.RESERVED,
+                   "allocated": Load.ALLOCATED, "fragmented": Load.FRAGMENTED, "reclaimable": Load.RECLAIMABLE, "cached": Load.CACHED, "left behind": Load.LEFT_BEHIND,
+                   "quarantined": Load.LEFT_BEHIND + 10 * MIB, "unknown": 0, "unreserved": CAPACITY - Load.RESERVED}
         ratio = 1 - Load.ALLOCATED / Load.LEASED
         shown = {place: dict(figures) for place, figures in self.places_as_json().items()}
         shown["metrics"] = self.from_metrics()
@@ -336,14 +336,17 @@ class DashboardsTest(LoadedTest):
             with self.subTest(place="status", word=word):
                 self.assertEqual(said.get(word), texts[word])
         self.assertNotIn("idle", said)
+        self.assertIn(f"host memory, {texts['free']} free\n", self.ctl_text("status"))
         for line in re.findall(r"^# HELP \S+ (.*)", self.daemon.metrics(), re.M):
             self.assertNotRegex(line, boards.OF_NO_GLOSSARY)
         top = self.top_screen()
-        for place, text in (("map", self.ctl_text("map", "--device=0")), ("top", top)):
-            for word in ("allocated", "fragmented", "reclaimable", "cached", "left behind", "free"):
+        for place, text, heading in (
+                ("map", self.ctl_text("map", "--device=0"), f"{texts['reserved']} of {texts['capacity']} reserved"),
+                ("top", top, f"{texts['free']} free of {texts['capacity']}, {texts['reserved']} reserved")):
+            for word in ("allocated", "fragmented", "reclaimable", "cached", "left behind", "unreserved"):
                 with self.subTest(place=place, word=word):
                     self.assertIn(f"{word} {texts[word]}", text)
-            self.assertIn(f"{texts['reserved']} of {texts['capacity']} reserved", text)
+            self.assertIn(heading, text)
             self.assertNotRegex(text, boards.OF_NO_GLOSSARY)
         self.assertIn(f"fragmentation {texts['frag']}", top)
         self.expect_sessions(top_rows(top), "top", short_bytes)
@@ -351,7 +354,7 @@ class DashboardsTest(LoadedTest):
         self.assertEqual((held["client"], held["bytes"], len(held["holders"])), ("guest-dead", Load.LEFT_BEHIND, 1))
         page = Drawn(self.page_as_drawn())
         self.assertNotRegex(page.text, boards.OF_NO_GLOSSARY)
-        for word, name in {**{word: word.replace(" ", "_") for word in said if word in numbers}, "frag": "fragmentation"}.items():
+        for word, name in {**{word: word.replace(" ", "_") for word in [*said, "free"] if word in numbers}, "frag": "fragmentation"}.items():
             with self.subTest(place="the page as it is drawn", word=word):
                 self.assertEqual(page.figures[name], texts[word])
         parts = ("allocated", "fragmented", "reclaimable", "unknown", "cached", "left behind")
@@ -384,7 +387,7 @@ class DashboardsTest(LoadedTest):
             segments = json.load(answer)["segments"]
         for state, bytes_held in (("idle", Load.CACHED), ("quarantined", Load.LEFT_BEHIND)):  # as the page draws them
             self.assertEqual(sum(segment["bytes"] for segment in segments if segment["state"] == state), bytes_held, state)
-        fields = {"capacity": "capacity_bytes", "reserved": "reserved_bytes", "allocated": "allocated_bytes",
+        fields = {"capacity": "capacity_bytes", "free": "free_bytes", "reserved": "reserved_bytes", "allocated": "allocated_bytes",
                   "fragmented": "inactive_split_bytes", "reclaimable": "reclaimable_bytes", "unknown": "unknown_bytes", "cached": "idle_bytes",
                   "left behind": "left_behind_bytes", "quarantined": "quarantined_bytes", "fragmentation": "fragmentation_ratio"}
         devices = {"status --format=json": self.daemon.ctl("status"), "map --format=json": self.daemon.ctl("map"), "page": page}

@@ -200,7 +200,9 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   const RunResult run =
       RunProgram({VramctlProgram(), "run", "--report", "--format=json", "--socket-dir=" + dir(), "--", "true"},
                  {{"VRAMBROKER_PRELOAD", AnyLibrary()}});
-  Check("run", Json::parse(run.err, nullptr, /*allow_exceptions=*/false));
+  const std::vector<std::string> run_lines = absl::StrSplit(run.err, '\n', absl::SkipEmpty());
+  ASSERT_FALSE(run_lines.empty());
+  Check("run", Json::parse(run_lines.back(), nullptr, /*allow_exceptions=*/false));
   CheckCommand("claim ls", {"claim", "ls"});
   CheckCommand("claim show", {"claim", "show", "jobs"});
   CheckCommand("claim cdi", {"claim", "cdi", "jobs", "--output=" + dir() + "/cdi.json"});

@@ -89,8 +89,8 @@ TEST_F(TopTest, ShowsWhatHappens) {
   ASSERT_OK_AND_ASSIGN(Buffer large, trainer.Allocate(40_MiB));
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
   ASSERT_TRUE(top->Shows("1 session, 0 requests wait; sorted by reserved"));
-  EXPECT_TRUE(top->Shows("40.00 MiB of 256.00 MiB reserved"));
-  EXPECT_TRUE(top->Shows("█ allocated 40.00 MiB   · free 216.00 MiB"));
+  EXPECT_TRUE(top->Shows("216.00 MiB free of 256.00 MiB, 40.00 MiB reserved"));
+  EXPECT_TRUE(top->Shows("█ allocated 40.00 MiB   · unreserved 216.00 MiB"));
   EXPECT_TRUE(top->Shows(" 128M "));
   EXPECT_TRUE(top->Shows("no request was refused"));
 
@@ -118,7 +118,7 @@ TEST_F(TopTest, ClaimsHaveTheirSessionsBelow) {
   ASSERT_TRUE(top->Shows("1 session, 1 claim, 0 requests wait"));
   EXPECT_TRUE(top->Shows("\n- team-a "));
   EXPECT_TRUE(top->Shows("\n  trainer "));
-  EXPECT_TRUE(top->Shows("\nteam-a (claim) on device 0: 0 refusals  █ allocated 20.00 MiB   · free 44.00 MiB"));
+  EXPECT_TRUE(top->Shows("\nteam-a (claim) on device 0: 0 refusals  █ allocated 20.00 MiB   · unreserved 44.00 MiB"));
   top->Press("c");
   EXPECT_TRUE(top->ShowsNoMore("trainer"));
   EXPECT_TRUE(top->Shows("\n+ team-a "));
@@ -514,7 +514,7 @@ TEST_F(TopChangesTest, FollowsTheSizeOfTheTerminal) {
   top->Press("h");
   ASSERT_TRUE(top->Shows("set its limit, trim it"));
   top->Resize(40, 24);
-  EXPECT_TRUE(top->ShowsNoMore("how much of it is of no use"));
+  EXPECT_TRUE(top->ShowsNoMore("how much of it is wasted"));
   EXPECT_TRUE(top->Shows("set its limit, trim it"));
   top->Press("h");
   EXPECT_TRUE(top->Shows("\nh help  q quit  L limit  T trim  E end"));
@@ -534,7 +534,7 @@ TEST_F(TopChangesTest, WithoutTheRightItSaysWhoHasIt) {
   top->Press("y");
   EXPECT_TRUE(top->Shows(absl::StrCat("Failed: End session trainer (id ", client.session_id(),
                                       ", uid 0): uid 65534 may not change sessions: ")));
-  EXPECT_TRUE(top->Shows("root and uid 0 have it"));
+  EXPECT_TRUE(top->Shows("only root and users with the ADMIN right may do this"));
   EXPECT_OK(client.status());
   top->Press("q");
   EXPECT_EQ(top->End(), "exit=0 plain");
@@ -675,7 +675,7 @@ TEST_F(MapTest, NoFigureIsLostWhereLinesAreShort) {
   const RunResult result = RunProgram(Command({"map"}), {{"LC_ALL", "C"}});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("# allocated 10.00 MiB   + fragmented 10.00 MiB   - reclaimable 30.00 MiB\n"
-                                    "= cached 40.00 MiB   . free 166.00 MiB\n"));
+                                    "= cached 40.00 MiB   . unreserved 166.00 MiB\n"));
   for (const std::string& part :
        {name, scope, std::string("of its limit of 256.00 MiB, 2 segments\n"), std::string("No\n  session has it.\n"),
         std::string("\n_ unused\n"), std::string("2 holes of 10.00 MiB, largest 5.00 MiB\n")}) {

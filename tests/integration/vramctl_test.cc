@@ -5,8 +5,12 @@
 #include <signal.h>
 
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "allocator/base/bytes.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/test_device.h"
@@ -39,6 +43,7 @@ TEST_F(VramctlTest, StatusAndSessions) {
   EXPECT_EQ(status["devices"][0]["reserved_bytes"], 10_MiB);
   EXPECT_EQ(status["devices"][0]["allocated_bytes"], 10_MiB);
   EXPECT_EQ(status["devices"][0]["idle_bytes"], 0);
+  EXPECT_EQ(status["devices"][0]["free_bytes"], 246_MiB);
   EXPECT_EQ(status["devices"][0]["fragmentation_ratio"], 0);
   const RunResult status_text = Ctl({"status"});
   EXPECT_EQ(status_text.exit_code, 0);
@@ -82,6 +87,52 @@ TEST_F(VramctlTest, StatsAndSummary) {
   EXPECT_EQ(CtlJson({"summary", "a"})["name"], "a");
   EXPECT_EQ(Ctl({"summary", "a", "--device=1"}).exit_code, 1);
   EXPECT_EQ(Ctl({"stats", "a", "--device=-1"}).exit_code, 1);
+}
+
+TEST_F(VramctlTest, TopIsWrittenToAPipe) {
+  ASSERT_OK_AND_ASSIGN(const Client client, Connect("trainer"));
+  const RunResult once = Ctl({"top", "-b"});
+  EXPECT_EQ(once.exit_code, 0) << once.err;
+  EXPECT_TRUE(StrContains(once.out, " free of 256.00 MiB, ")) << once.out;
+  EXPECT_TRUE(StrContains(once.out, "\ntrainer ")) << once.out;
+  EXPECT_FALSE(StrContains(once.out, "\x1b")) << once.out;
+  const RunResult thrice = Ctl({"top", "-b", "-n", "3", "--interval=0.1"});
+  EXPECT_EQ(thrice.exit_code, 0) << thrice.err;
+  const std::vector<std::string> pictures = absl::StrSplit(thrice.out, "\ntrainer ");
+  EXPECT_EQ(pictures.size(), 4u) << thrice.out;
+  EXPECT_EQ(Ctl({"top", "-n", "3"}).exit_code, 2) << "of a live view";
+  EXPECT_EQ(Ctl({"top", "-b", "-n", "0"}).exit_code, 2);
+  EXPECT_TRUE(StrContains(Ctl({"top"}).err, "vramctl top -b writes text"));
+  EXPECT_EQ(RunProgram({VramctlProgram(), "top", "-b", "--socket-dir=" + MakeTempDir()}).exit_code, 1);
+}
+
+TEST_F(VramctlTest, SummaryIsOfAllWhereNobodyIsNamed) {
+  EXPECT_TRUE(StrContains(Ctl({"summary"}).out, "device ID 0, all sessions ")) << "also of none";
+  ASSERT_OK_AND_ASSIGN(Client a, Connect("a"));
+  ASSERT_OK_AND_ASSIGN(Client b, Connect("b"));
+  ASSERT_OK_AND_ASSIGN(const Buffer x, a.Allocate(2_MiB));
+  ASSERT_OK_AND_ASSIGN(const Buffer y, b.Allocate(2_MiB));
+  EXPECT_TRUE(WaitFor([&] { return StrContains(Ctl({"summary"}).out, "| Allocated memory      |   4096 KiB |"); }))
+      << Ctl({"summary"}).out;
+  EXPECT_EQ(CtlJson({"summary"})["sessions"].size(), 2u);
+}
+
+TEST_F(VramctlTest, WhatCanNeverFitIsSaidWithoutTrying) {
+  ASSERT_OK(StartDaemon({.config = "record_events: 1000"}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("trainer", Limit(uint64_t{64_MiB})));
+  EXPECT_FALSE(client.Allocate(1_GiB).ok());
+  EXPECT_FALSE(client.Allocate(100_MiB).ok());
+  for (const auto& [refusal, what] : {std::pair("1", "1.00 GiB. No setting changes that."),
+                                      std::pair("2", "100.00 MiB, and the session could have 64.00 MiB in all.")}) {
+    const RunResult text = Ctl({"ooms", "--diagnose", refusal});
+    EXPECT_EQ(text.exit_code, 0) << text.err;
+    EXPECT_TRUE(StrContains(text.out, absl::StrCat("It can never fit: it asks for ", what))) << text.out;
+    EXPECT_FALSE(StrContains(text.out, "tried")) << text.out;
+    const Json json = CtlJson({"ooms", "--diagnose", refusal});
+    EXPECT_EQ(json["never_fits"], true);
+    EXPECT_EQ(json["tried"], 0);
+    EXPECT_GE(json["next_steps"].size(), 1u);
+  }
 }
 
 TEST_F(VramctlTest, Ooms) {
@@ -203,7 +254,7 @@ TEST_F(VramctlTest, RefusalsExitWithOneAndWrongUseWithTwo) {
   for (const Arguments& arguments : std::vector<Arguments>{{},
                                                            {"nonsense"},
                                                            {"status", "surplus"},
-                                                           {"summary"},
+                                                           {"snapshot"},
                                                            {"limit", "c"},
                                                            {"limit", "c", "half"},
                                                            {"limit", "c", "1.5"},

@@ -74,7 +74,7 @@ export class Daemon {
     daemon.children = [];
     const config = path.join(daemon.dir, 'config.textproto');
     // Figures that are compared seconds apart stay, and clients may be slow.
-    writeFileSync(config, 'idle_decay: "1h" client_timeout: "20s" reclaim_timeout: "20s"\n');
+    writeFileSync(config, 'idle_decay: "1h" client_timeout: "20s" reclaim_timeout: "20s" drain_timeout: "10m"\n');
     daemon.environment = {...process.env, VRAMBROKER_SOCKET_DIR: daemon.dir};
     daemon.log = '';
     daemon.process = daemon.spawn('server/vrambrokerd',

@@ -35,7 +35,7 @@ export class Page {
     });
     if (prepare !== undefined) await prepare(page.tab);
     await page.tab.goto(`${url}/`);
-    await page.tab.waitForSelector('#status[data-state=live]');
+    await page.tab.waitForSelector('#status[data-state=serving]');
     return page;
   }
   async close() {

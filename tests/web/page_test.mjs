@@ -234,7 +234,7 @@ async function lost(browser, daemon) {
   assert.equal(await page.text('#status'), 'no answer');
   await page.picture('no-daemon');
   daemon.process.kill('SIGCONT');
-  await page.tab.waitForSelector('#status[data-state=live]');
+  await page.tab.waitForSelector('#status[data-state=serving]');
   await page.tab.waitForSelector('#alert', {state: 'hidden'});
   await page.context.close();  // without judgement: the browser itself says that requests failed
 }
@@ -473,6 +473,26 @@ async function large(browser, daemon) {
 }
 
 // All of the page, uncompressed.
+// A daemon that stops says so, and never that what programs hold is free.
+async function stopping(browser, daemon) {
+  const client = await daemon.client('trainer');
+  await client.call(`alloc ${64 * MIB}`);
+  const page = await Page.open(browser, daemon.url);
+  daemon.process.kill('SIGTERM');
+  await page.tab.waitForSelector('#status[data-state=draining]');
+  assert.equal(await page.text('#status'), 'draining');
+  assert.match(await page.text('#alert'), /waits for the sessions to end/);
+  await waitFor('its session', async () => (await page.rows()).map(({name}) => name).join() === 'trainer');
+  await page.tab.route('**/api/v1/state', async (route) => {  // as it is for half a second
+    const response = await route.fetch();
+    await route.fulfill({response, json: {...await response.json(), state: 'stopping', sessions: []}});
+  });
+  await page.tab.waitForSelector('#status[data-state=stopping]');
+  await page.tab.waitForSelector('#sessions-empty:visible');
+  assert.match(await page.text('#sessions-empty'), /^The daemon has closed all sessions\./);
+  await page.close();
+}
+
 async function size(daemon) {
   const files = ['/', '/style.css', '/icon.svg', '/charts.js', '/charts.css', ...['app', 'chart', 'claims', 'devices', 'dom', 'figures',
     'format', 'history', 'map', 'map_draw', 'map_layout', 'ooms', 'palette', 'route', 'scopes', 'search', 'session_view',
@@ -495,7 +515,7 @@ try {
     await step('hostile names', () => hostile(browser, daemon));
     await step('silent daemon', () => lost(browser, daemon));
     // Each on a daemon of its own, so that nothing else is in the pictures.
-    for (const [name, run] of [['claims', claims], ['large', large], ['fragmentation', fragmentation]]) {
+    for (const [name, run] of [['claims', claims], ['large', large], ['fragmentation', fragmentation], ['stopping', stopping]]) {
       daemon.stop();
       daemon = await Daemon.start(build, ['--capacity=8GiB']);
       await step(name, () => run(browser, daemon));

@@ -2,7 +2,9 @@
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -38,6 +40,41 @@ absl::StatusOr<v1::SessionDevice> DeviceOf(const v1::Session& session, int devic
   return session.devices(device);
 }
 
+// Returns the session that is named, as its client counts it now; or all sessions, as they were reported last.
+absl::StatusOr<std::vector<v1::Session>> SessionsFor(const Context& context, const std::optional<std::string>& named) {
+  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
+  if (!daemon.ok()) return daemon.status();
+  if (named.has_value()) {
+    absl::StatusOr<v1::Session> found = GetSession(*daemon, ParseSessionRef(*named));
+    if (!found.ok()) return found.status();
+    return std::vector<v1::Session>{*std::move(found)};
+  }
+  const absl::StatusOr<v1::ListSessionsResponse> all = ListSessions(*daemon);
+  if (!all.ok()) return all.status();
+  return std::vector<v1::Session>(all->sessions().begin(), all->sessions().end());
+}
+
+absl::StatusOr<MemoryStats> SumOn(const std::vector<v1::Session>& sessions, int device) {
+  std::optional<MemoryStats> sum;
+  for (const v1::Session& session : sessions) {
+    const absl::StatusOr<v1::SessionDevice> held = DeviceOf(session, device);
+    if (!held.ok()) return held.status();
+    const MemoryStats of_session = StatsFromProto(held->stats());
+    if (sum.has_value()) {
+      sum->Add(of_session);
+    } else {
+      sum = of_session;
+    }
+  }
+  return sum.value_or(MemoryStats());
+}
+
+Json SessionsJson(const std::vector<v1::Session>& sessions) {
+  Json json = Json::array();
+  for (const v1::Session& session : sessions) json.push_back(ToJson(session));
+  return json;
+}
+
 }  // namespace
 
 absl::Status Status(const Context& context) {
@@ -65,9 +102,7 @@ absl::Status Sessions(const Context& context) {
   const absl::StatusOr<v1::ListSessionsResponse> response = ListSessions(*daemon);
   if (!response.ok()) return response.status();
   if (context.json) {
-    Json sessions = Json::array();
-    for (const v1::Session& session : response->sessions()) sessions.push_back(ToJson(session));
-    Print({{"sessions", std::move(sessions)}});
+    Print({{"sessions", SessionsJson({response->sessions().begin(), response->sessions().end()})}});
     return absl::OkStatus();
   }
   std::printf("%s", SessionsTable(*response, absl::Now()).c_str());
@@ -75,33 +110,12 @@ absl::Status Sessions(const Context& context) {
 }
 
 absl::Status Stats(const Context& context, const std::optional<std::string>& session) {
-  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
-  if (!daemon.ok()) return daemon.status();
-  MemoryStats stats;
-  bool is_first = true;
-  if (session.has_value()) {
-    const absl::StatusOr<v1::Session> found = GetSession(*daemon, ParseSessionRef(*session));
-    if (!found.ok()) return found.status();
-    const absl::StatusOr<v1::SessionDevice> device = DeviceOf(*found, context.device);
-    if (!device.ok()) return device.status();
-    stats = StatsFromProto(device->stats());
-  } else {
-    const absl::StatusOr<v1::ListSessionsResponse> response = ListSessions(*daemon);
-    if (!response.ok()) return response.status();
-    for (const v1::Session& each : response->sessions()) {
-      const absl::StatusOr<v1::SessionDevice> device = DeviceOf(each, context.device);
-      if (!device.ok()) return device.status();
-      const MemoryStats of_session = StatsFromProto(device->stats());
-      if (is_first) {
-        stats = of_session;
-      } else {
-        stats.Add(of_session);
-      }
-      is_first = false;
-    }
-  }
+  const absl::StatusOr<std::vector<v1::Session>> sessions = SessionsFor(context, session);
+  if (!sessions.ok()) return sessions.status();
+  const absl::StatusOr<MemoryStats> stats = SumOn(*sessions, context.device);
+  if (!stats.ok()) return stats.status();
   Json json = Json::object();
-  for (const auto& [name, value] : FlatMemoryStats(stats)) {
+  for (const auto& [name, value] : FlatMemoryStats(*stats)) {
     if (context.json) {
       json[name] = value;
     } else {
@@ -112,19 +126,18 @@ absl::Status Stats(const Context& context, const std::optional<std::string>& ses
   return absl::OkStatus();
 }
 
-absl::Status Summary(const Context& context, const std::string& session) {
-  absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
-  if (!daemon.ok()) return daemon.status();
-  const absl::StatusOr<v1::Session> found = GetSession(*daemon, ParseSessionRef(session));
-  if (!found.ok()) return found.status();
-  const absl::StatusOr<v1::SessionDevice> device = DeviceOf(*found, context.device);
-  if (!device.ok()) return device.status();
-  if (context.json) {
-    Print(ToJson(*found));
+absl::Status Summary(const Context& context, const std::optional<std::string>& session) {
+  const absl::StatusOr<std::vector<v1::Session>> sessions = SessionsFor(context, session);
+  if (!sessions.ok()) return sessions.status();
+  const absl::StatusOr<MemoryStats> stats = SumOn(*sessions, context.device);
+  if (!stats.ok()) return stats.status();
+  if (!context.json) {
+    const std::string name = session.has_value() ? sessions->front().name() : "";
+    std::printf("%s", MemorySummary(name, context.device, *stats, context.abbreviated).c_str());
+  } else if (session.has_value()) {
+    Print(ToJson(sessions->front()));
   } else {
-    std::printf(
-        "%s",
-        MemorySummary(found->name(), context.device, StatsFromProto(device->stats()), context.abbreviated).c_str());
+    Print({{"sessions", SessionsJson(*sessions)}});
   }
   return absl::OkStatus();
 }

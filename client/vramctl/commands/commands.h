@@ -39,7 +39,7 @@ absl::Status DiagnoseRefusal(const Context& context, uint64_t refusal);
 // needed less for what the session did.
 absl::Status DiagnoseSession(const Context& context, const std::string& session);
 absl::Status Stats(const Context& context, const std::optional<std::string>& session);
-absl::Status Summary(const Context& context, const std::string& session);
+absl::Status Summary(const Context& context, const std::optional<std::string>& session);
 absl::Status SetLimit(const Context& context, const std::string& session, const std::string& limit);
 absl::Status SetGuarantee(const Context& context, const std::string& session, const std::string& guarantee);
 absl::Status SetPriority(const Context& context, const std::string& session, const std::string& priority);

@@ -260,6 +260,12 @@ void PrintHelping(const Diagnosed& of) {
 void PrintDiagnosis(const Diagnosed& of) {
   const Diagnosis& diagnosis = of.diagnosis;
   const Trial& recorded = diagnosis.recorded;
+  if (of.refusal.never_fits() && !recorded.is_served) {
+    std::printf("It can never fit: it asks for %s, and the session could have %s in all. No setting changes that.\n",
+                FormatBytes(of.refusal.requested_bytes).c_str(), FormatBytes(of.refusal.bound_bytes).c_str());
+    PrintSteps("What helps", NextSteps(of));
+    return;
+  }
   std::printf("recorded: %s in the %.1f s before it, with %s reserved at the beginning\n",
               Counted(of.refusal.op, "operation").c_str(), SecondsOf(of.heap),
               FormatBytes(of.trace.start.ReservedBytes()).c_str());
@@ -287,7 +293,7 @@ void PrintDiagnosis(const Diagnosed& of) {
     return;
   }
   if (!of.is_from_the_beginning) std::printf("Note: %s.\n", OnlyTheEnd(of.heap).c_str());
-  std::printf("None of the %zu settings tried would have served it; with its own it needs %s more.\n", diagnosis.tried,
+  std::printf("None of %zu settings would have helped; with its own settings the job needs %s more.\n", diagnosis.tried,
               FormatBytes(recorded.missing_bytes).c_str());
   if (diagnosis.nearest.has_value()) {
     std::printf("The nearest, %s, needs %s more.\n", SettingsName(diagnosis.nearest->options).c_str(),
@@ -323,6 +329,7 @@ Json DiagnosisJson(const Diagnosed& of) {
                {"recorded", TrialJson(diagnosis.recorded, of.heap, of.target)},
                {"tried", diagnosis.tried},
                {"complete", diagnosis.is_complete},
+               {"never_fits", of.refusal.never_fits()},
                {"helping", std::move(helping)},
                {"nearest", nullptr},
                {"empty_cache", nullptr},
@@ -340,6 +347,47 @@ Json DiagnosisJson(const Diagnosed& of) {
   return json;
 }
 
+void PrintRefusal(const v1::OutOfMemoryEvent& event, const OutOfMemory& oom) {
+  std::printf("refusal %s: %s, device %d, %s, %s\n", absl::StrCat(event.out_of_memory().refusal()).c_str(),
+              event.client().c_str(), oom.device,
+              absl::FormatTime("%Y-%m-%d %H:%M:%S", TimeOf(event.time()), absl::LocalTimeZone()).c_str(),
+              OutOfMemoryCauseName(oom.cause));
+  std::printf("why: %s\n", oom.explanation.c_str());
+}
+
+// A request that is larger than the device. Nothing is recorded of those, since there is nothing to try.
+void SayThatNoDeviceHasIt(const Context& context, const SettingsTarget& target, const v1::OutOfMemoryEvent& event,
+                          const OutOfMemory& oom) {
+  const std::string step = absl::StrCat("ask for less: the device has ", FormatBytes(oom.device_capacity_bytes));
+  if (!context.json) {
+    PrintRefusal(event, oom);
+    std::printf("It can never fit: it asks for %s. No setting changes that.\n",
+                FormatBytes(oom.requested_bytes).c_str());
+    PrintSteps("What helps", {step});
+    return;
+  }
+  Print({{"event", ToJson(event)},
+         {"for", target.name()},
+         {"operations", 0},
+         {"seconds", 0},
+         {"start_reserved_bytes", 0},
+         {"from_start", true},
+         {"caveat", nullptr},
+         {"bound_bytes", oom.device_capacity_bytes},
+         {"reproduced", true},
+         {"notes", Json::array()},
+         {"recorded", nullptr},
+         {"tried", 0},
+         {"complete", true},
+         {"never_fits", true},
+         {"helping", Json::array()},
+         {"nearest", nullptr},
+         {"empty_cache", nullptr},
+         {"largest_served_bytes", 0},
+         {"needed_bound_bytes", nullptr},
+         {"next_steps", Json::array({step})}});
+}
+
 // The refusals on record, newest first; of one session, or of all.
 absl::StatusOr<v1::ListOutOfMemoryResponse> Refusals(Daemon& daemon, const std::optional<v1::SessionRef>& session) {
   v1::ListOutOfMemoryRequest request;
@@ -354,6 +402,10 @@ absl::StatusOr<v1::ListOutOfMemoryResponse> Refusals(Daemon& daemon, const std::
 absl::Status DiagnoseEvent(const Context& context, const SettingsTarget& target, Daemon& daemon,
                            const v1::OutOfMemoryEvent& event) {
   const OutOfMemory oom = client_internal::FromProto(event.out_of_memory());
+  if (oom.cause == OutOfMemory::Cause::kLargerThanDevice) {
+    SayThatNoDeviceHasIt(context, target, event, oom);
+    return absl::OkStatus();
+  }
   const absl::StatusOr<HeapSnapshot> heap = ReadRefusalSnapshot(daemon, event.out_of_memory().refusal());
   if (!heap.ok()) return heap.status();
   if (absl::Status status = CheckHasBlocks({*heap}, event.client()); !status.ok()) return status;
@@ -393,11 +445,7 @@ absl::Status DiagnoseEvent(const Context& context, const SettingsTarget& target,
     Print(DiagnosisJson(of));
     return absl::OkStatus();
   }
-  std::printf("refusal %s: %s, device %d, %s, %s\n", absl::StrCat(event.out_of_memory().refusal()).c_str(),
-              event.client().c_str(), oom.device,
-              absl::FormatTime("%Y-%m-%d %H:%M:%S", TimeOf(event.time()), absl::LocalTimeZone()).c_str(),
-              OutOfMemoryCauseName(oom.cause));
-  std::printf("why: %s\n", oom.explanation.c_str());
+  PrintRefusal(event, oom);
   PrintDiagnosis(of);
   return absl::OkStatus();
 }
@@ -448,7 +496,7 @@ absl::Status DiagnoseHeap(const Context& context, const SettingsTarget& target, 
     Print(json);
     return absl::OkStatus();
   }
-  std::printf("%s: no request was refused that is on record\n", session.name().c_str());
+  std::printf("%s: no refused request on record\n", session.name().c_str());
   std::printf("recorded: %s in %.1f s; peak reserved %s, peak allocated %s\n",
               Counted(trace->ops.size(), "operation").c_str(), SecondsOf(*heap),
               FormatBytes(result.baseline.summary.peak_reserved_bytes).c_str(),

@@ -2,7 +2,6 @@
 //
 // vramctl map: segments and blocks, drawn.
 #include <langinfo.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,11 +14,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
 #include "allocator/heap/scope_use.h"
 #include "client/vramctl/commands/commands.h"
+#include "client/vramctl/commands/output_columns.h"
 #include "client/vramctl/daemon/daemon_calls.h"
 #include "client/vramctl/views/map_layout.h"
 #include "client/vramctl/views/output.h"
@@ -51,21 +50,10 @@ struct Paper {
 };
 
 Paper PaperOf() {
-  constexpr int kLeastWidth = 60;
-  constexpr int kMostWidth = 1000;
-  int width = 80;
-  const char* const columns = std::getenv("COLUMNS");
-  winsize size = {};
-  int wanted = 0;
-  if (columns != nullptr && absl::SimpleAtoi(columns, &wanted) && wanted > 0) {
-    width = wanted;
-  } else if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
-    width = size.ws_col;
-  }
   std::setlocale(LC_CTYPE, "");
   const char* const no_colour = std::getenv("NO_COLOR");
   const char* const terminal = std::getenv("TERM");
-  return {.width = std::clamp(width, kLeastWidth, kMostWidth),
+  return {.width = OutputColumns(80),
           .utf8 = std::strcmp(nl_langinfo(CODESET), "UTF-8") == 0,
           .colour = isatty(STDOUT_FILENO) != 0 && (no_colour == nullptr || *no_colour == '\0') && terminal != nullptr &&
                     std::strcmp(terminal, "dumb") != 0};

@@ -145,18 +145,18 @@ std::string LimitVariable(const std::string& text) {
   return fraction;
 }
 
+bool IsGpu(const v1::Device& device) {
+  return device.kind() == v1::DEVICE_KIND_CUDA;
+}
+
 // The GPUs of the claim, by UUID, for a program that would otherwise use the first one of all. Empty where the claim
 // has every device, or its devices are no GPUs.
-absl::StatusOr<std::string> VisibleDevices(Daemon& daemon, const v1::Claim& claim) {
-  if (claim.terms().devices().empty()) return "";
-  v1::GetDevicesResponse all;
-  absl::Status status = Call(daemon, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &all);
-  if (!status.ok()) return status;
-  if (claim.terms().devices_size() == all.devices_size()) return "";
+std::string VisibleDevices(const v1::GetDevicesResponse& all, const v1::Claim& claim) {
+  if (claim.terms().devices().empty() || claim.terms().devices_size() == all.devices_size()) return "";
   std::vector<std::string> uuids;
   for (const uint32_t ordinal : claim.terms().devices()) {
     for (const v1::Device& device : all.devices()) {
-      if (device.ordinal() == ordinal && device.kind() == v1::DEVICE_KIND_CUDA) uuids.push_back(device.uuid());
+      if (device.ordinal() == ordinal && IsGpu(device)) uuids.push_back(device.uuid());
     }
   }
   return absl::StrJoin(uuids, ",");
@@ -183,6 +183,14 @@ absl::StatusOr<Surroundings> SurroundingsFor(const Context& context) {
     return absl::UnavailableError(
         absl::StrCat(daemon.status().message(), "; --if-available runs the program without it"));
   }
+  v1::GetDevicesResponse all;
+  absl::Status status = Call(*daemon, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &all);
+  if (!status.ok()) return status;
+  if (std::none_of(all.devices().begin(), all.devices().end(), IsGpu)) {
+    std::fprintf(stderr,
+                 "vramctl: the daemon serves no GPU, so nothing that the program allocates is counted, but for what it "
+                 "asks the daemon itself for\n");
+  }
   if (flags.per_process) return Surroundings{.has_daemon = true, .socket_dir = SocketDirOf(context)};
   absl::StatusOr<v1::Claim> claim = flags.claim.empty() ? MakeClaim(*daemon, flags) : JoinClaim(*daemon, flags.claim);
   if (absl::IsUnavailable(claim.status())) {  // in the words of gRPC
@@ -190,14 +198,13 @@ absl::StatusOr<Surroundings> SurroundingsFor(const Context& context) {
         absl::StrCat("the daemon has given no claim (", claim.status().message(), "); try again"));
   }
   if (!claim.ok()) return claim.status();
-  absl::StatusOr<std::string> visible = VisibleDevices(*daemon, *claim);
-  if (!visible.ok()) return visible.status();
+  std::string visible = VisibleDevices(all, *claim);
   absl::StatusOr<std::string> socket_dir = SocketDirOfClaim(context, *claim);
   if (!socket_dir.ok()) return socket_dir.status();
   return Surroundings{.has_daemon = true,
                       .claim = *std::move(claim),
                       .socket_dir = *std::move(socket_dir),
-                      .visible_devices = *std::move(visible)};
+                      .visible_devices = std::move(visible)};
 }
 
 void Report(const Context& context, const v1::Claim& claim, int exit_code) {

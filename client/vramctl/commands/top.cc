@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <clocale>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/base/unique_fd.h"
 #include "client/vramctl/commands/commands.h"
+#include "client/vramctl/commands/output_columns.h"
 #include "client/vramctl/options/users.h"
 #include "client/vramctl/top/daemon_poller.h"
 #include "client/vramctl/top/session_actor.h"
@@ -47,6 +49,26 @@ bool HandleSignals(int fd, TopScreen* screen) {
   return true;
 }
 
+// As text, so often as context.batches says. Ends quietly when nobody reads it any more.
+absl::Status WriteBatches(const Context& context, absl::Duration interval, TopView& view) {
+  constexpr int kColumns = 120;  // where neither a terminal nor COLUMNS says
+  DaemonPoller poller(context, interval);
+  pollfd wait = {.fd = poller.fd(), .events = POLLIN, .revents = 0};
+  for (uint64_t written = 0; written < context.batches;) {
+    if (poll(&wait, 1, -1) < 0 && errno != EINTR) return absl::ErrnoToStatus(errno, "poll failed");
+    const std::optional<TopData> data = poller.Take();
+    if (!data.has_value()) continue;
+    if (!data->status.ok()) return data->status;
+    view.SetData(*data);
+    std::printf("%s%s", written == 0 ? "" : "\n", view.Write(OutputColumns(kColumns)).c_str());
+    if (std::fflush(stdout) != 0) {
+      return errno == EPIPE ? absl::OkStatus() : absl::ErrnoToStatus(errno, "the output was not written");
+    }
+    ++written;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Top(const Context& context) {
@@ -56,15 +78,17 @@ absl::Status Top(const Context& context) {
   const absl::StatusOr<absl::Duration> interval = IntervalOf(context);
   if (!interval.ok()) return interval.status();
   if (context.json) return absl::InvalidArgumentError("top draws on a terminal; vramctl watch writes JSON");
-  if (isatty(STDIN_FILENO) == 0 || isatty(STDOUT_FILENO) == 0) {
+  if (!context.batch && (isatty(STDIN_FILENO) == 0 || isatty(STDOUT_FILENO) == 0)) {
     return absl::FailedPreconditionError(
-        "top needs a terminal as its input and output; vramctl watch writes JSON lines instead");
+        "top needs a terminal as its input and output; vramctl top -b writes text, and vramctl watch writes JSON lines "
+        "instead");
   }
   std::setlocale(LC_CTYPE, "");
   options.sort = *sort;
   options.utf8 = std::strcmp(nl_langinfo(CODESET), "UTF-8") == 0;
   options.user_name = UserName;
   TopView view(std::move(options));
+  if (context.batch) return WriteBatches(context, *interval, view);
 
   const UniqueFd signals = TakeSignals();
   DaemonPoller poller(context, *interval);

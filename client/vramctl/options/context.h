@@ -54,7 +54,9 @@ struct Context {
   bool abbreviated = false;           // summary
   double interval = 1;                // top, watch: seconds
   uint64_t count = 0;                 // watch: lines; 0: no end
-  std::string sort = "reserved";      // top: a column
+  bool batch = false;                 // top: as text, so many times
+  uint64_t batches = 1;
+  std::string sort = "reserved";  // top: a column
   ReplayFlags replay;
   PolicyFlags policy;
   ClaimFlags claim;

@@ -42,7 +42,7 @@ const char* PartName(Part part) {
     case Part::kLeftBehind:
       return "left behind";
     case Part::kFree:
-      return "free";
+      return "unreserved";
   }
   return "";
 }

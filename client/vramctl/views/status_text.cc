@@ -66,7 +66,7 @@ std::string StatusText(const Overview& overview) {
   std::string text;
   for (const v1::Device& device : overview.devices.devices()) {
     absl::StrAppend(&text, "Device ", device.ordinal(), ": ", KindName(device.kind()), ", ", Printable(device.name()),
-                    "\n");
+                    ", ", FormatBytes(FreeBytes(device)), " free\n");
   }
   const std::string exact = StatusTable(overview, FormatBytes);
   absl::StrAppend(&text, "\n", WidthOf(exact) <= kWidth ? exact : StatusTable(overview, ShortBytes));
@@ -77,6 +77,10 @@ std::string StatusText(const Overview& overview) {
                     " carried over from an earlier run of the daemon",
                     unknown > 0 ? absl::StrCat(", ", FormatBytes(unknown), " of it unknown") : "",
                     "\n(see vramctl sessions and vramctl quarantine), until processes free it\n");
+    if (device.carried_over_bytes() > device.capacity_bytes()) {
+      absl::StrAppend(&text, "That is more than the capacity: nobody gets more memory until ",
+                      FormatBytes(device.carried_over_bytes() - device.capacity_bytes()), " of it is back\n");
+    }
   }
   for (const v1::Device& device : overview.devices.devices()) absl::StrAppend(&text, ProcessesText(device));
   for (const v1::Device& device : overview.devices.devices()) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -10,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "allocator/base/bytes.h"
 #include "allocator/heap/memory_stats.h"
+#include "allocator/wire/admin_json.h"
 #include "client/heap/out_of_memory.h"
 #include "client/vramctl/views/output.h"
 #include "client/vramctl/views/top_claims.h"
@@ -69,7 +71,7 @@ Line Text(const std::string& text, Style style = Style::kPlain) {
 }
 
 std::vector<Line> HelpLines(bool utf8) {
-  std::vector<Line> lines = {Text("vramctl top: who holds the memory, and how much of it is of no use", Style::kTitle),
+  std::vector<Line> lines = {Text("vramctl top: who holds the memory, and how much of it is wasted", Style::kTitle),
                              Text("")};
   Line sorts = {{"  sort by   "}};
   for (const SortKey& sort : kSortKeys) {
@@ -380,9 +382,10 @@ std::vector<Line> TopView::Head(int most_lines, int columns) const {
     --left;
     const PartBytes parts = PartsOf(data_.overview, device);
     Line line = {{absl::StrCat("device ", device.ordinal(), " "), Style::kTitle}};
-    const std::string label = absl::StrCat(
-        "  ", FormatBytes(device.reserved_bytes()), " of ", FormatBytes(device.capacity_bytes()),
-        " reserved, fragmentation ", Percent(Fragmentation(data_.overview, device)), "  ", Printable(device.name()));
+    const std::string label =
+        absl::StrCat("  ", FormatBytes(FreeBytes(device)), " free of ", FormatBytes(device.capacity_bytes()), ", ",
+                     FormatBytes(device.reserved_bytes()), " reserved, fragmentation ",
+                     Percent(Fragmentation(data_.overview, device)), "  ", Printable(device.name()));
     Append(line,
            Bar(parts, std::max(kLeastBar, columns - Cells(line) - std::min(Cells(label), columns / 2)), options_.utf8));
     line.push_back({label});
@@ -496,6 +499,20 @@ std::vector<Line> TopView::Draw(int rows, int columns) {
   lines.resize(static_cast<size_t>(std::max(rows, 0)));
   for (Line& line : lines) line = Clip(std::move(line), columns);
   return lines;
+}
+
+std::string TopView::Write(int columns) {
+  constexpr int kAll = std::numeric_limits<int>::max() / 2;
+  std::vector<Line> lines = Head(kAll, columns);
+  for (Line& line : TableLines(kAll, columns)) lines.push_back(std::move(line));
+  lines.push_back(RefusalLine());
+  std::string text;
+  for (Line& line : lines) {
+    std::string one = Render(Clip(std::move(line), columns), /*colour=*/false);
+    absl::StripTrailingAsciiWhitespace(&one);
+    absl::StrAppend(&text, one, "\n");
+  }
+  return text;
 }
 
 }  // namespace vrambroker::vramctl

@@ -73,6 +73,8 @@ class TopView {
 
   // Exactly `rows` lines of at most `columns` cells.
   std::vector<Line> Draw(int rows, int columns);
+  // All devices and sessions as plain text, without what is for people at a keyboard.
+  std::string Write(int columns);
 
  private:
   bool NothingRead() const { return data_.read_at == absl::Time(); }  // the daemon has never answered

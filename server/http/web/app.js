@@ -36,6 +36,7 @@ let listTop = 0;       // how far the list of sessions was scrolled
 // The device that is shown. An address may name one that is not there: only the first one surely is.
 const device = () => (route().device < (state?.devices.length ?? 1) ? route().device : 0);
 const alone = () => route().session !== null;
+const isEnding = () => ['draining', 'stopping'].includes(state.state);
 
 async function ask(path) {
   const response = await fetch(path, {signal: AbortSignal.timeout(PATIENCE_MS)});
@@ -68,7 +69,9 @@ function showList(matching) {
   const none = search !== '' && state.sessions.length > 0 ? `No session matches “${search}”.` : null;
   showSearch(matching.length, state.sessions.length);
   showSessions(byId('sessions'), byId('sessions-note'), byId('sessions-empty'), matching, state, device());
-  setText(byId('sessions-empty'), none ?? 'No session is open. “vramctl hold 1GiB” opens one.');
+  setText(byId('sessions-empty'), none ?? (isEnding() ?
+    'The daemon has closed all sessions. What their programs still hold is “left behind”.' :
+    'No session is open. “vramctl hold 1GiB” opens one.'));
   showInMap(search === '' ? null : new Set(matching.map((session) => session.id)),
     none ?? 'Segments appear here when programs allocate, each with its blocks.');
 }
@@ -182,14 +185,19 @@ function showAge() {
   const old = age > STALE_MS && !document.hidden;
   const lost = old && (age > LOST_MS || state === null);
   byId('main').className = old ? 'stale' : '';
-  const kind = old ? (lost ? 'lost' : 'stale') : state === null ? 'waiting' : 'live';
+  const kind = old ? (lost ? 'lost' : 'stale') : state === null ? 'waiting' : state.state;
   status.dataset.state = kind;
-  setText(status, {live: 'live', waiting: 'connecting', stale: 'slow', lost: 'no answer'}[kind]);
+  setText(status, {serving: 'live', waiting: 'connecting', stale: 'slow', lost: 'no answer'}[kind] ?? kind);
   let text = '';
   if (lost) {
     text = state === null ? 'The daemon does not answer.' :
       `The daemon does not answer. What you see is from ${clock(receivedAt)}, ${duration(age)} ago.`;
     if (why !== '') text += ` (${why})`;
+  } else if (state !== null && isEnding()) {
+    text = state.state === 'draining' ?
+      'The daemon is told to stop: it waits for the sessions to end, and opens no new ones.' :
+      'The daemon stops. Programs keep what they hold.';
+    if (state.health !== 'stopping') text += ` (${state.health})`;
   } else if (state !== null && state.health !== 'ok') {
     text = `The daemon says: ${state.health}`;
   }

@@ -39,6 +39,8 @@ function figuresOf(device, waiting) {
   const fragmented = device.inactive_split_bytes;
   return [
     figure('capacity', 'What the daemon may hand out', bytes(device.capacity_bytes)),
+    figure('free', 'Can be given to somebody now: held by nobody and not guaranteed, or cached by the daemon',
+      bytes(device.free_bytes)),
     figure('reserved', 'Held from the driver, by sessions or cached by the daemon', bytes(device.reserved_bytes)),
     figure('allocated', 'In blocks that programs use', bytes(device.allocated_bytes), {key: 'allocated'}),
     figure('fragmented', 'Free blocks in segments of sessions that are partly used: it cannot be given back. ' +
@@ -48,7 +50,7 @@ function figuresOf(device, waiting) {
       bytes(device.reclaimable_bytes), {key: 'reclaimable'}),
     figure('cached', 'Cached by the daemon for reuse: belongs to no session, and is not fragmentation',
       bytes(device.idle_bytes), {key: 'cached'}),
-    figure('left behind', 'Of sessions that are gone, not yet known to be quiet; or carried over without a session',
+    figure('left behind', 'Held for ended sessions until their GPU work has finished, or left from an earlier daemon',
       bytes(device.left_behind_bytes), {key: 'quarantined', heat: device.left_behind_bytes > 0 ? 'warm' : ''}),
     figure('carried over', 'Held by processes from an earlier run of the daemon. In the bar as unknown where the daemon does not know its blocks', bytes(device.carried_over_bytes),
       {heat: device.carried_over_bytes > 0 ? 'warm' : ''}),

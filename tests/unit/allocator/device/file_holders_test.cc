@@ -4,6 +4,7 @@
 #include "allocator/device/file_holders.h"
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/capability.h>
 #include <linux/kcmp.h>
@@ -39,6 +40,7 @@
 namespace vrambroker {
 namespace {
 
+using ::testing::HasSubstr;
 using testing_support::Child;
 using testing_support::kNobody;
 using testing_support::kOther;
@@ -428,6 +430,15 @@ TEST_F(RecordedFilesTest, AFileOfHugePagesDoesNotCount) {
   if (fd < 0) GTEST_SKIP() << "no huge pages here";
   const std::unique_ptr<Child> liar = MapAsOther(fd);
   EXPECT_EQ(Look(liar->pid(), {{inode, 8192}}).segments, 0u);
+}
+
+TEST(HowToLookIntoProcessesTest, NamesWhatIsMissing) {
+  EXPECT_EQ(HowToLookIntoProcesses(1000, /*has_ptrace=*/false, /*is_in_user_namespace=*/false),
+            "run the daemon as root, or with CAP_SYS_PTRACE on Linux 5.14 or newer");
+  EXPECT_THAT(HowToLookIntoProcesses(0, false, false), HasSubstr("is root, but lacks the capability CAP_SYS_PTRACE"));
+  EXPECT_THAT(HowToLookIntoProcesses(0, true, true), HasSubstr("in a user namespace of its own"));
+  EXPECT_THAT(HowToLookIntoProcesses(0, true, false), HasSubstr("is root and has CAP_SYS_PTRACE"));
+  EXPECT_THAT(HowToLookIntoProcesses(1000, true, false), HasSubstr("on older ones run it as root"));
 }
 
 }  // namespace

@@ -146,6 +146,16 @@ TEST_F(DiagnoseTest, WhereNothingHelpsItSaysHowMuchIsMissing) {
   EXPECT_TRUE(heap_->Allocate(199_MiB).ok());
 }
 
+TEST_F(DiagnoseTest, NothingIsTriedForWhatIsLargerThanTheBound) {
+  Make(64_MiB);
+  const Diagnosis diagnosis = DiagnoseRequest(100_MiB);
+  EXPECT_FALSE(diagnosis.recorded.is_served);
+  EXPECT_EQ(diagnosis.tried, 0u);
+  EXPECT_TRUE(diagnosis.is_complete);
+  EXPECT_EQ(diagnosis.needed_bound_bytes, 100_MiB);
+  EXPECT_GT(diagnosis.largest_served_bytes, 60_MiB);
+}
+
 TEST_F(DiagnoseTest, TheBoundIsThatOfTheRequest) {
   Make(300_MiB);
   std::vector<Block*> blocks;

@@ -123,15 +123,18 @@ TEST_F(BrokerTest, ARefusalBelievesAClientNoMoreThanItHasReserved) {
 
 TEST_F(BrokerTest, TheClientIsAskedForWhatOnlyItKnows) {
   const SessionPtr session = OpenLeasing("a");
-  ASSERT_TRUE(LeaseSegments(session, {20_MiB}).ok());
+  const absl::StatusOr<std::vector<Lease>> leases = LeaseSegments(session, {2_MiB, 20_MiB});
+  ASSERT_TRUE(leases.ok()) << leases.status();
   const std::weak_ptr<Session> weak = session;
   client_->on_ask = [&](uint64_t id, const ClientQuestion& question) {
     const SessionPtr alive = weak.lock();
     LeasedSession& asked = *alive->leased();
     switch (question.kind) {
       case ClientQuestion::Kind::kTrim:
+        EXPECT_EQ(question.bytes, 41u);
+        EXPECT_TRUE(asked.ReturnSegments(0, {leases->front().segment}).ok());
         asked.questions().Receive(id, 0, false, [&](ClientAnswer& answer) {
-          answer.released_bytes = question.bytes + 1;
+          answer.released_bytes = 2_MiB;
           return absl::OkStatus();
         });
         break;
@@ -156,7 +159,7 @@ TEST_F(BrokerTest, TheClientIsAskedForWhatOnlyItKnows) {
         break;
     }
   };
-  EXPECT_EQ(Trim(session, 41).value_or(0), 42u);
+  EXPECT_EQ(Trim(session, 41).value_or(0), 2_MiB);
   EXPECT_EQ(SetRecording(session, 5), absl::OkStatus());
 
   Signal refreshed;

@@ -236,6 +236,16 @@ TEST_F(SavedSegmentsTest, AFullDiskIsSaidOnceAndOnlyWhatDoesNotFitIsLost) {
   EXPECT_EQ(LeftIn().size(), 1u);
 }
 
+// A process that may not be looked into can hold nothing of an earlier run where there was none, or all of it is found.
+TEST_F(SavedSegmentsTest, ARecordSaysWhetherItIsWhole) {
+  EXPECT_FALSE(SavedSegments(dir_, 0, kOwner).IsWhole()) << "somebody has removed it";
+  EXPECT_TRUE(SavedSegments(dir_, 0, kOwner).IsWhole());
+  EXPECT_TRUE(SavedSegments(dir_, 0, "fedcba9876543210").IsWhole()) << "of another owner: void";
+  EXPECT_TRUE(SavedSegments(dir_, 1, kOwner, /*is_new_owner=*/true).IsWhole());
+  std::ofstream(path_) << "damaged";
+  EXPECT_FALSE(SavedSegments(dir_, 0, kOwner).IsWhole());
+}
+
 // The capabilities of the service, and a client of another user that has the memory only mapped.
 TEST_F(SavedSegmentsTest, ADeviceOfAnUnprivilegedDaemonFindsWhatAnotherUserHolds) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become other users";

@@ -669,7 +669,7 @@ TEST(MetricsTest, AFailedScrapeSaysSo) {
 }
 
 TEST(MetricsTest, TheProcessIsThisOne) {
-  const Metrics metrics({.view = [] { return BrokerView{.draining = true}; }});
+  const Metrics metrics({.view = [] { return BrokerView{.is_serving = false}; }});
   const MetricsPage page(metrics.Text());
   const double now = static_cast<double>(std::time(nullptr));
   EXPECT_EQ(page.Value("vrambroker_ready"), 0);

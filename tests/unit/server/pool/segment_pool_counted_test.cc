@@ -95,7 +95,7 @@ TEST_F(SegmentPoolCountedTest, AllOfItComesBackWithTheAccount) {
   Open(kB);
   ASSERT_OK(pool_->TryChargeCounted(kA, 30_MiB));
   ASSERT_OK(pool_->DeclareCounted(kB, 20_MiB));
-  EXPECT_EQ(pool_->CloseAccountOfGone(kA), 30_MiB);
+  EXPECT_EQ(pool_->CloseAccountOfGone(kA).came_back, 30_MiB);
   pool_->CloseAccount(kB);
   EXPECT_EQ(Stats().charged_bytes, 0u);
   EXPECT_EQ(Stats().carried_over_bytes, 0u);

@@ -905,5 +905,24 @@ TEST_F(SegmentPoolTest, ALookForNobodyStillShowsTheDevice) {
   EXPECT_EQ(look.accounts.size(), 1u);
 }
 
+// The daemon stops: what a process could open it keeps, and nobody is told that it is free.
+TEST_F(SegmentPoolTest, WhatAProcessKeepsWhenTheDaemonStopsIsNotCached) {
+  MakePool(64_MiB);
+  Open(kA);
+  (void)TicketFor(kA, Lease(kA, 20_MiB));
+  const FdTicket opened = TicketFor(kA, Lease(kA, 10_MiB));
+  EXPECT_TRUE(pool_->RedeemTicket(opened, PidOf(kA), kAnnUid).ok());
+  ASSERT_TRUE(pool_->ChargeCounted(kA, 6_MiB).ok());
+  pool_->Seal();
+  const SegmentPool::Closed closed = pool_->CloseAccountOfHolder(kA);
+  EXPECT_EQ(closed.came_back, 20_MiB) << "it had no way to open it";
+  EXPECT_EQ(closed.still_held, 16_MiB);
+  EXPECT_EQ(Stats().idle_bytes, 20_MiB);
+  EXPECT_EQ(Stats().quarantined_bytes, 10_MiB);
+  EXPECT_EQ(Stats().carried_over_bytes, 6_MiB);
+  EXPECT_EQ(Stats().charged_bytes, 16_MiB);
+  EXPECT_EQ(Stats().free_bytes, 48_MiB);
+}
+
 }  // namespace
 }  // namespace vrambroker

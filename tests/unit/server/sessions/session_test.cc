@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,7 +39,9 @@ class ClosingClient : public SessionEvents {
   void LimitChanged(int, uint64_t) override {}
   void Draining(const std::string&) override {}
   void Ended(const std::string&) override {}
-  void Ask(uint64_t, const ClientQuestion&) override {}
+  void Ask(uint64_t id, const ClientQuestion&) override {
+    if (on_ask) on_ask(id);
+  }
 
   std::vector<SegmentId> asked_back() const {
     MutexLock lock(mu_);
@@ -46,6 +49,7 @@ class ClosingClient : public SessionEvents {
   }
 
   std::function<void(absl::Span<const SegmentId>)> on_close;  // set before use
+  std::function<void(uint64_t id)> on_ask;                    // the same
 
  private:
   mutable Mutex mu_;
@@ -365,6 +369,34 @@ TEST_F(SessionLeaseTest, WhatIsIdleIsHandedOverInTheirOrder) {
   EXPECT_EQ(pool_->GetStats().handovers, 2u);
   EXPECT_EQ(pool_->GetStats().handover_bytes, 4_MiB);
   EXPECT_EQ(Reserved(), 4_MiB);
+}
+
+TEST_F(SessionLeaseTest, WhatAClientSaysIsCutToWhatCanBeTrue) {
+  const std::vector<Lease> leases = leased_->LeaseIdle(0, {2_MiB, 2_MiB}).value();
+  constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();
+  // It gives one of the two back when it is asked, and says that it was more than there is.
+  client_->on_ask = [&](uint64_t id) {
+    EXPECT_TRUE(leased_->ReturnSegments(0, {leases[0].segment}).ok());
+    leased_->questions().Receive(id, 0, /*more=*/false, [&](ClientAnswer& answer) {
+      answer.released_bytes = kMost;
+      return absl::OkStatus();
+    });
+  };
+  const absl::StatusOr<uint64_t> released = leased_->TrimSlowly(0);
+  ASSERT_TRUE(released.ok()) << released.status();
+  EXPECT_EQ(*released, 2_MiB);
+
+  MemoryStats stats;
+  for (PoolStat* const bytes : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.requested_bytes}) {
+    bytes->all.current = bytes->all.peak = bytes->pool[1].peak = kMost;
+  }
+  leased_->Report(0, stats);
+  const MemoryStats kept = leased_->GetMemoryStats(0);
+  for (const PoolStat* const bytes : {&kept.allocated_bytes, &kept.reserved_bytes, &kept.requested_bytes}) {
+    EXPECT_EQ(bytes->all.current, kCapacity);
+    EXPECT_EQ(bytes->all.peak, kCapacity);
+    EXPECT_EQ(bytes->pool[1].peak, kCapacity);
+  }
 }
 
 TEST_F(SessionLeaseTest, WhatIsNotAllIdleIsLeftAlone) {

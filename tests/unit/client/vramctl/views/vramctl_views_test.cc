@@ -232,10 +232,13 @@ TEST(StatusTest, IsAtMost100ColumnsWide) {
     device.set_reserved_bytes(50_GiB);
     device.set_idle_bytes(1023_MiB);
     device.set_carried_over_bytes(1023_MiB);
+    device.set_free_bytes(28_GiB);
   }
   const std::string exact = StatusText(data.overview);
   EXPECT_LE(WidthOf(exact), 100u) << exact;
-  EXPECT_TRUE(absl::StrContains(exact, "Device 7: cuda, NVIDIA RTX PRO 6000 Blackwell Workstation Edition\n")) << exact;
+  EXPECT_TRUE(
+      absl::StrContains(exact, "Device 7: cuda, NVIDIA RTX PRO 6000 Blackwell Workstation Edition, 28.00 GiB free\n"))
+      << exact;
   EXPECT_TRUE(absl::StrContains(exact, "  1023.00 MiB  ")) << exact;
 
   // Each size as long as it can be: short ones then.
@@ -250,6 +253,22 @@ TEST(StatusTest, IsAtMost100ColumnsWide) {
   const std::string brief = StatusText(data.overview);
   EXPECT_LE(WidthOf(brief), 100u) << brief;
   EXPECT_TRUE(absl::StrContains(brief, "  1.00T  ")) << brief;
+}
+
+TEST(StatusTest, SaysWhatIsFreeAndThatNothingIsBelowWhatIsCarriedOver) {
+  TopData data = Data({Session(1, "a", {Device(0, 40_MiB, 30_MiB, 4_MiB)})});
+  v1::Device& device = *data.overview.devices.mutable_devices(0);
+  device.set_capacity_bytes(256_MiB);
+  device.set_reserved_bytes(60_MiB);
+  device.set_idle_bytes(20_MiB);
+  EXPECT_THAT(StatusText(data.overview), HasSubstr(", 216.00 MiB free\n")) << "of an older daemon: with what is cached";
+  device.set_free_bytes(200_MiB);
+  EXPECT_THAT(StatusText(data.overview), HasSubstr(", 200.00 MiB free\n"));
+  device.set_carried_over_bytes(256_MiB);
+  EXPECT_THAT(StatusText(data.overview), Not(HasSubstr("more than the capacity")));
+  device.set_carried_over_bytes(300_MiB);
+  EXPECT_THAT(StatusText(data.overview),
+              HasSubstr("That is more than the capacity: nobody gets more memory until 44.00 MiB of it is back\n"));
 }
 
 TEST(OverviewTest, MemoryOfNobodyIsNeitherReclaimableNorFragmented) {
@@ -397,13 +416,25 @@ TEST_F(TopViewTest, ShowsDevicesAndSessions) {
   EXPECT_THAT(text, HasSubstr("vrambrokerd 1.2.3  01:01:01  3 sessions, 0 requests wait; sorted by reserved"));
   EXPECT_THAT(text, HasSubstr("allocated 41.00 MiB"));
   EXPECT_THAT(text, HasSubstr("reclaimable 20.00 MiB"));
-  EXPECT_THAT(text, HasSubstr("free 184.00 MiB"));
+  EXPECT_THAT(text, HasSubstr("unreserved 184.00 MiB"));
   EXPECT_LT(text.find("trainer "), text.find("server "));
   EXPECT_LT(text.find("server "), text.find("notebook "));
   EXPECT_THAT(text, HasSubstr("40.0M"));
   EXPECT_THAT(text, HasSubstr("75.0%"));
   EXPECT_THAT(text, HasSubstr("no request was refused"));
   EXPECT_THAT(text, HasSubstr("h help"));
+}
+
+TEST_F(TopViewTest, IsWrittenAsText) {
+  view_.SetData(data_);
+  const std::string text = view_.Write(100);
+  EXPECT_THAT(text, HasSubstr(" MiB free of 256.00 MiB, "));
+  for (const char* name : {"trainer", "server", "notebook"})
+    EXPECT_THAT(text, HasSubstr(absl::StrCat("\n", name, " ")));
+  EXPECT_THAT(text, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(text, Not(HasSubstr("h help")));
+  EXPECT_THAT(text, Not(HasSubstr(" \n"))) << "no more than there is";
+  EXPECT_EQ(text.substr(text.size() - 23), "no request was refused\n");
 }
 
 TEST_F(TopViewTest, KeysSortAndSelect) {
