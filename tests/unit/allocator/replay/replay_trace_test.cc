@@ -289,7 +289,8 @@ TEST(ParseReplayConfTest, ErrorsNameTheLine) {
       {"device_bytes=", "line 1: device_bytes: "},
       {"device_bytes=1GiB\ndevice_bytes=-1", "line 2: device_bytes: "},
       {"fraction=", "line 1: fraction: "},
-      {"fraction=2", "line 1: fraction: '2' is not a share: a share is at most 1.0, or 100%; write 0.4 or 40%, or -1 for none"},
+      {"fraction=2",
+       "line 1: fraction: '2' is not a share: a share is at most 1.0, or 100%; write 0.4 or 40%, or -1 for none"},
       {"fraction=-0.5", "line 1: fraction: "},
       {"fraction=nan", "line 1: fraction: "},
   };
