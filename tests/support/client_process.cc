@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/cord.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "tests/support/hex.h"
 
 namespace vrambroker::testing_support {
 
@@ -42,9 +42,9 @@ absl::StatusOr<std::vector<std::string>> ClientProcess::Receive() {
   if (words.size() < 3 || words[0] != "error" || !absl::SimpleAtoi(words[1], &code)) {
     return absl::InternalError(absl::StrCat("test_client answered '", *line, "'"));
   }
-  absl::Status status(static_cast<absl::StatusCode>(code), words[2] == "-" ? "" : absl::HexStringToBytes(words[2]));
+  absl::Status status(static_cast<absl::StatusCode>(code), words[2] == "-" ? "" : HexToBytes(words[2]));
   for (size_t i = 3; i + 1 < words.size(); i += 2) {
-    status.SetPayload(absl::HexStringToBytes(words[i]), absl::Cord(absl::HexStringToBytes(words[i + 1])));
+    status.SetPayload(HexToBytes(words[i]), absl::Cord(HexToBytes(words[i + 1])));
   }
   return status;
 }

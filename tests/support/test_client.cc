@@ -56,6 +56,7 @@
 #include "client/vrambroker/client.h"
 #include "tests/support/buffers.h"
 #include "tests/support/count_client.h"
+#include "tests/support/hex.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/shared_counters.h"
 #include "tests/support/util.h"
@@ -88,8 +89,7 @@ class TestClient {
       return "";
     }
     if (command == "fetch") {
-      return Say(
-          client_internal::DescriptorChannel(socket_dir_).Fetch(absl::HexStringToBytes(words[1]), kPatience).status());
+      return Say(client_internal::DescriptorChannel(socket_dir_).Fetch(HexToBytes(words[1]), kPatience).status());
     }
     if (absl::EndsWith(command, "_raw")) return Raw(words);
     if (command == "exec") {
@@ -185,7 +185,7 @@ class TestClient {
 
   static CountToken TokenOf(const std::string& digits) {
     CountToken token = {};
-    const std::string bytes = absl::HexStringToBytes(digits);
+    const std::string bytes = HexToBytes(digits);
     std::copy_n(bytes.begin(), std::min(bytes.size(), token.size()), token.begin());
     return token;
   }

@@ -32,6 +32,7 @@
 #include "allocator/base/bytes.h"
 #include "allocator/device/cuda_device.h"
 #include "allocator/device/host_device.h"
+#include "tests/support/hex.h"
 #include "tests/support/test_device.h"
 
 namespace vrambroker {
@@ -90,7 +91,7 @@ int PeerMain(char** args) {
   if (device == nullptr) return 2;
   SegmentHandle handle;
   if (cuda) {
-    const std::string raw = absl::HexStringToBytes(args[5]);
+    const std::string raw = testing_support::HexToBytes(args[5]);
     CudaIpcHandle ipc = {};
     std::memcpy(ipc.data(), raw.data(), std::min(raw.size(), ipc.size()));
     handle = ipc;

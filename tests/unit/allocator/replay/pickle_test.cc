@@ -14,6 +14,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "tests/support/hex.h"
 #include "tests/support/status_macros.h"
 
 namespace vrambroker {
@@ -125,7 +126,7 @@ PickleValue SampleValue() {
 TEST(PickleTest, ReadsWhatPythonWritesWithEachProtocol) {
   for (const PickleSample& sample : Samples()) {
     SCOPED_TRACE(sample.protocol);
-    ASSERT_OK_AND_ASSIGN(const PickleValue value, ReadPickle(absl::HexStringToBytes(sample.hex)));
+    ASSERT_OK_AND_ASSIGN(const PickleValue value, ReadPickle(testing_support::HexToBytes(sample.hex)));
     EXPECT_EQ(WriteJson(value), WriteJson(SampleValue()));  // says where they differ
     EXPECT_TRUE(value == SampleValue());
     const PickleValue* shared = value.Find("shared");
@@ -270,7 +271,7 @@ TEST(PickleTest, EveryByteIsReadAsAnOpcodeOrRefused) {
 
 TEST(PickleTest, EveryTruncationIsAnError) {
   for (const PickleSample& sample : Samples()) {
-    const std::string bytes = absl::HexStringToBytes(sample.hex);
+    const std::string bytes = testing_support::HexToBytes(sample.hex);
     for (size_t size = 0; size < bytes.size(); ++size) {
       // A copy of exactly that size, so that AddressSanitizer sees a read behind it.
       const std::vector<char> cut(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size));
