@@ -56,7 +56,7 @@ std::function<std::string(const std::string&)> Between(double least, double most
 }
 
 // A duration with its unit as seconds, which is what numbers without one are.
-std::string InSeconds(std::string text) {
+std::string InSeconds(const std::string& text) {
   const absl::StatusOr<absl::Duration> time = ParseTime(text);
   return time.ok() ? absl::StrFormat("%.9g", absl::ToDoubleSeconds(*time)) : text;
 }
