@@ -29,7 +29,10 @@ struct Flags {
   int steps = 0;
   bool ask_beyond_limit = false;
 };
-Flags flags;
+Flags& flags() {
+  static Flags values;
+  return values;
+}
 
 using vrambroker::Buffer;
 using vrambroker::Client;
@@ -147,7 +150,7 @@ absl::Status Train(Client& client) {
     }
   }
   uint64_t verified_bytes = 0;
-  const int steps = flags.steps;
+  const int steps = flags().steps;
   for (int step = 1; stop == 0 && (steps == 0 || step <= steps); ++step) {
     std::vector<Tensor> activations;
     for (uint64_t layer = 0; layer < Model::kLayers; ++layer) {
@@ -161,7 +164,7 @@ absl::Status Train(Client& client) {
       if (absl::Status status = activations.back().Verify(); !status.ok()) return status;
       verified_bytes += activations.back().bytes();
     }
-    if (flags.ask_beyond_limit && step == 3) {
+    if (flags().ask_beyond_limit && step == 3) {
       if (absl::Status status = AskBeyondLimit(client); !status.ok()) return status;
     }
     for (const Tensor& tensor : state) {
@@ -180,23 +183,23 @@ absl::Status Train(Client& client) {
 int main(int argc, char** argv) {
   const std::unique_ptr<CLI::App> app = vrambroker::MakeCommandLine(
       "vrambroker-demo", "Uses memory as the training of a small transformer does, and verifies every byte.");
-  app->add_option("--name", flags.name, "Name of the session. Default: demo.")->type_name("NAME");
-  app->add_option("--limit", flags.limit,
+  app->add_option("--name", flags().name, "Name of the session. Default: demo.")->type_name("NAME");
+  app->add_option("--limit", flags().limit,
                   "Limit to ask for: 0.25 or 25% of the capacity, or a size as 8GiB. Default: 0.25.")
       ->type_name("LIMIT");
-  app->add_option("--steps", flags.steps, "Stop after so many steps. Default: at SIGTERM.")->type_name("N");
-  app->add_flag("--ask-beyond-limit", flags.ask_beyond_limit,
+  app->add_option("--steps", flags().steps, "Stop after so many steps. Default: at SIGTERM.")->type_name("N");
+  app->add_flag("--ask-beyond-limit", flags().ask_beyond_limit,
                 "Ask for one byte more than the limit at step 3, and show the answer.");
   if (const std::optional<int> code = vrambroker::ParseOrPrint(*app, argc, argv)) return *code;
   signal(SIGTERM, [](int) { stop = 1; });
 
-  const absl::StatusOr<vrambroker::Limit> limit = vrambroker::ParseLimit(flags.limit);
+  const absl::StatusOr<vrambroker::Limit> limit = vrambroker::ParseLimit(flags().limit);
   absl::Status status = limit.status();
   if (status.ok()) {
-    absl::StatusOr<Client> client = Client::Connect({.name = flags.name, .limit = *limit});
+    absl::StatusOr<Client> client = Client::Connect({.name = flags().name, .limit = *limit});
     status = client.ok() ? Train(*client) : client.status();
   }
   if (status.ok()) return 0;
-  std::fprintf(stderr, "%s: %s\n", flags.name.c_str(), status.ToString().c_str());
+  std::fprintf(stderr, "%s: %s\n", flags().name.c_str(), status.ToString().c_str());
   return 1;
 }

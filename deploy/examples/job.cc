@@ -33,7 +33,10 @@ struct Flags {
   int wait_seconds = 0;
   int64_t began_ms = 0;
 };
-Flags flags;
+Flags& flags() {
+  static Flags values;
+  return values;
+}
 
 using vrambroker::Buffer;
 using vrambroker::Client;
@@ -61,8 +64,8 @@ class Job {
   }
 
   void Say(const std::string& text) const {
-    const double seconds = static_cast<double>(absl::ToUnixMillis(absl::Now()) - flags.began_ms) / 1000;
-    std::printf("  %6.2f s  %-10s %s\n", seconds, flags.name.c_str(), text.c_str());
+    const double seconds = static_cast<double>(absl::ToUnixMillis(absl::Now()) - flags().began_ms) / 1000;
+    std::printf("  %6.2f s  %-10s %s\n", seconds, flags().name.c_str(), text.c_str());
     std::fflush(stdout);
   }
 
@@ -140,15 +143,15 @@ class Job {
 int main(int argc, char** argv) {
   const std::unique_ptr<CLI::App> app = vrambroker::MakeCommandLine(
       "vrambroker-job", "Takes and drops memory as standard input says; see deploy/examples.");
-  app->add_option("--name", flags.name, "Name of the session. Default: job.")->type_name("NAME");
-  app->add_option("--wait-seconds", flags.wait_seconds, "How long a request waits for memory. Default: not at all.")
+  app->add_option("--name", flags().name, "Name of the session. Default: job.")->type_name("NAME");
+  app->add_option("--wait-seconds", flags().wait_seconds, "How long a request waits for memory. Default: not at all.")
       ->type_name("N");
-  app->add_option("--began-ms", flags.began_ms, "When the timeline began: milliseconds since 1970.")->type_name("N");
+  app->add_option("--began-ms", flags().began_ms, "When the timeline began: milliseconds since 1970.")->type_name("N");
   if (const std::optional<int> code = vrambroker::ParseOrPrint(*app, argc, argv)) return *code;
   absl::StatusOr<Client> client =
-      Client::Connect({.name = flags.name, .wait = absl::Seconds(flags.wait_seconds), .alloc_conf = ""});
+      Client::Connect({.name = flags().name, .wait = absl::Seconds(flags().wait_seconds), .alloc_conf = ""});
   if (!client.ok()) {
-    std::fprintf(stderr, "%s: %s\n", flags.name.c_str(), client.status().ToString().c_str());
+    std::fprintf(stderr, "%s: %s\n", flags().name.c_str(), client.status().ToString().c_str());
     return 1;
   }
   Job job(*std::move(client));

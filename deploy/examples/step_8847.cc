@@ -33,7 +33,10 @@ struct Flags {
   int report_every = 400;
   uint64_t seed = 1469;
 };
-Flags flags;
+Flags& flags() {
+  static Flags values;
+  return values;
+}
 
 using vrambroker::Buffer;
 using vrambroker::Client;
@@ -46,7 +49,7 @@ constexpr int kKeepEvery = 40;  // steps
 
 class Job {
  public:
-  explicit Job(Client client) : client_(std::move(client)), random_(flags.seed) {}
+  explicit Job(Client client) : client_(std::move(client)), random_(flags().seed) {}
 
   absl::Status Begin() {
     if (absl::Status status = Take("weights", 128 * kMiB, state_); !status.ok()) return status;
@@ -91,9 +94,9 @@ class Job {
 };
 
 absl::StatusOr<Client> Connect() {
-  const absl::StatusOr<vrambroker::Limit> limit = vrambroker::ParseLimit(flags.limit);
+  const absl::StatusOr<vrambroker::Limit> limit = vrambroker::ParseLimit(flags().limit);
   if (!limit.ok()) return limit.status();
-  return Client::Connect({.name = flags.name, .limit = *limit, .alloc_conf = flags.alloc_conf});
+  return Client::Connect({.name = flags().name, .limit = *limit, .alloc_conf = flags().alloc_conf});
 }
 
 }  // namespace
@@ -101,28 +104,29 @@ absl::StatusOr<Client> Connect() {
 int main(int argc, char** argv) {
   const std::unique_ptr<CLI::App> app = vrambroker::MakeCommandLine(
       "vrambroker-step-8847", "Trains with sequences of different lengths; see deploy/examples/step_8847.sh.");
-  app->add_option("--name", flags.name, "Name of the session. Default: trainer.")->type_name("NAME");
-  app->add_option("--limit", flags.limit, "Limit to ask for: 0.25 or 25% of the capacity, or a size. Default: 1.25GiB.")
+  app->add_option("--name", flags().name, "Name of the session. Default: trainer.")->type_name("NAME");
+  app->add_option("--limit", flags().limit,
+                  "Limit to ask for: 0.25 or 25% of the capacity, or a size. Default: 1.25GiB.")
       ->type_name("LIMIT");
-  app->add_option("--alloc-conf", flags.alloc_conf, "Settings of the allocator, as in PYTORCH_CUDA_ALLOC_CONF.")
+  app->add_option("--alloc-conf", flags().alloc_conf, "Settings of the allocator, as in PYTORCH_CUDA_ALLOC_CONF.")
       ->type_name("SETTINGS");
-  app->add_option("--steps", flags.steps, "Stop after so many steps. Default: 10000.")->type_name("N");
-  app->add_option("--report-every", flags.report_every,
+  app->add_option("--steps", flags().steps, "Stop after so many steps. Default: 10000.")->type_name("N");
+  app->add_option("--report-every", flags().report_every,
                   "Print a line every so many steps, and wait for one on standard input. Default: 400.")
       ->type_name("N");
-  app->add_option("--seed", flags.seed, "Of the lengths. Default: 1469.")->type_name("N");
+  app->add_option("--seed", flags().seed, "Of the lengths. Default: 1469.")->type_name("N");
   if (const std::optional<int> code = vrambroker::ParseOrPrint(*app, argc, argv)) return *code;
   absl::StatusOr<Client> client = Connect();
   if (!client.ok()) {
-    std::fprintf(stderr, "%s: %s\n", flags.name.c_str(), client.status().ToString().c_str());
+    std::fprintf(stderr, "%s: %s\n", flags().name.c_str(), client.status().ToString().c_str());
     return 1;
   }
   Job job(*std::move(client));
   absl::Status status = job.Begin();
   int step = 0;
-  while (status.ok() && step < flags.steps) {
+  while (status.ok() && step < flags().steps) {
     status = job.Step(++step);
-    if (!status.ok() || step % flags.report_every != 0) continue;
+    if (!status.ok() || step % flags().report_every != 0) continue;
     job.Report(step);
     std::string line;
     std::getline(std::cin, line);  // at the end of the input it no longer waits
