@@ -568,6 +568,11 @@ TEST_F(DaemonTest, TheLogHasTheLastFiguresOfASession) {
 
   ASSERT_OK_AND_ASSIGN(ClientProcess stays, ConnectProcess("stays"));
   ASSERT_OK(stays.Call(absl::StrCat("alloc ", 20_MiB)));
+  // Memory of the killed ones is back.
+  ASSERT_TRUE(WaitFor([&] {
+    const absl::StatusOr<HttpAnswer> answer = daemon_->Get("/api/v1/state");
+    return answer.ok() && nlohmann::json::parse(answer->body)["devices"][0]["reserved_bytes"] == 20_MiB;
+  })) << daemon_->log();
   daemon_->process().Signal(SIGTERM);
   // As long as the port answers, nobody reads that what the program holds is free, or cached.
   while (true) {
