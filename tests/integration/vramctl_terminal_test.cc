@@ -534,7 +534,7 @@ TEST_F(TopChangesTest, WithoutTheRightItSaysWhoHasIt) {
   top->Press("y");
   EXPECT_TRUE(top->Shows(absl::StrCat("Failed: End session trainer (id ", client.session_id(),
                                       ", uid 0): uid 65534 may not change sessions: ")));
-  EXPECT_TRUE(top->Shows("only root and users with the ADMIN right may do this"));
+  EXPECT_TRUE(top->Shows("only root and users with the ADMIN right"));
   EXPECT_OK(client.status());
   top->Press("q");
   EXPECT_EQ(top->End(), "exit=0 plain");
