@@ -102,8 +102,8 @@ if [ "$judge" = ON ]; then
   tests/preload/roots/run.sh build/ci
   start_phase "Slurm"
   tests/slurm/run.sh build/ci
-  start_phase "Bare Debian 12 and 13"
-  tests/platforms/run.sh
+  start_phase "Packages of bare Debian 12 and 13"
+  tests/platforms/run.sh --packages
 else
   printf '\nLeft out: layout, lint, packages, containers, other Debians, Slurm. They are for Debian 12.\n'
 fi

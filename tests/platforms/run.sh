@@ -3,7 +3,7 @@
 #
 # What a newcomer does, on bare Debians that have `main` alone and neither compilers nor tools. In the first: quickstart.sh installs,
 # builds without a warning, and runs. In each: the packages that tests/run.sh installs are there.
-# Usage: run.sh [SUITE...]   (default: trixie bookworm)
+# Usage: run.sh [--packages] [SUITE...]   the last part alone; default: trixie bookworm
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../support/shell.sh"
@@ -14,6 +14,11 @@ cache=${CCACHE_DIR:-$HOME/.cache/ccache}
 
 work=$2
 shift 2
+first=true
+if [ "${1-}" = --packages ]; then
+  first=false
+  shift
+fi
 [ $# -gt 0 ] || set -- trixie bookworm
 export TMPDIR=$work/tmp
 mkdir "$TMPDIR"
@@ -33,7 +38,6 @@ in_root() {
 says() { grep -qE "$1" "$log" || fail "it does not say: $1"; }
 launcher="" apt_config=""
 
-first=true
 for suite; do
   say "A bare $suite"
   mmdebstrap --quiet --variant=minbase --components=main "$suite" "$work/$suite" "$mirror" > "$log" 2>&1 || fail "mmdebstrap failed"
