@@ -7,7 +7,7 @@
 
 namespace vrambroker::client_internal {
 
-// What the program has left open is as VRAMBROKER_LIMIT, VRAMBROKER_GUARANTEE, VRAMBROKER_NAME and VRAMBROKER_WAIT say.
+// Fills in, from VRAMBROKER_LIMIT, _GUARANTEE, _NAME and _WAIT, the options that the program has left open.
 // InvalidArgument names the variable that cannot be read.
 absl::StatusOr<ClientOptions> WithEnvironment(ClientOptions options);
 

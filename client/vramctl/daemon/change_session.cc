@@ -27,7 +27,7 @@ uint64_t CapacityOf(const v1::GetDevicesResponse& devices, uint32_t ordinal) {
   return 0;
 }
 
-// One call for each kind of change, and one for what its answer is compared with.
+// Calls the daemon: each kind of change has a function, and so has the figure that its answer is compared with.
 struct Change {
   Daemon& daemon;
   const v1::SessionRef& session;
