@@ -114,12 +114,6 @@ class LibraryTest(unittest.TestCase):
         return os.path.join(folder, name)
 
 
-def vrambroker_library():
-    sys.path.insert(0, support.PYTHON_DIR)
-    from vrambroker import _library  # pylint: disable=import-outside-toplevel
-    return _library.load(support.LIBRARY)
-
-
 def vrambroker_version():
     """That of the whole project: CMakeLists.txt's."""
     with open(os.path.join(support.PYTHON_DIR, "..", "..", "CMakeLists.txt"), encoding="utf-8") as file:
@@ -545,23 +539,25 @@ class ClientTest(support.DaemonTest):
         """, VRAMBROKER_LIMIT="3")
 
     def test_the_table_of_amounts(self):
-        library = vrambroker_library()
-        seen = 0
-        with open(os.path.join(support.HERE, os.pardir, "support", "amounts.txt")) as file:
-            for line in file:
-                kind, _, rest = line.rstrip("\n").partition(" '")
-                text, _, value = rest.rpartition("' ")
-                read = {"size": library.size, "duration": library.milliseconds}.get(kind)
-                if read is None:
-                    continue
-                seen += 1
-                with self.subTest(kind=kind, text=text):
+        support.run("""
+            import re, unittest
+            from vrambroker import _library
+            library, check, seen = _library.load(%r), unittest.TestCase(), 0
+            with open(%r) as file:
+                for line in file:
+                    kind, _, rest = line.rstrip("\\n").partition(" '")
+                    text, _, value = rest.rpartition("' ")
+                    read = {"size": library.size, "duration": library.milliseconds}.get(kind)
+                    if read is None:
+                        continue
+                    seen += 1
                     if value.startswith("! "):
-                        with self.assertRaisesRegex(ValueError, re.escape(value[2:])):
+                        with check.assertRaisesRegex(ValueError, re.escape(value[2:]), msg=line):
                             read("it", text)
                     else:
-                        self.assertEqual(read("it", text), int(value) if kind == "size" else -(-int(value) // 1000000))
-        self.assertGreater(seen, 50)
+                        check.assertEqual(read("it", text), int(value) if kind == "size" else -(-int(value) // 1000000), line)
+            assert seen > 50, seen
+        """ % (support.LIBRARY, os.path.join(support.HERE, os.pardir, "support", "amounts.txt")))
 
     def test_wrong_arguments(self):
         self.run_with_daemon("""
