@@ -236,14 +236,30 @@ def annotate_daemon(board):
     board.annotate("Alerts", 'ALERTS{alertname=~"Vrambroker.*", alertstate="firing"}', "orange", "{{alertname}}")
 
 
+def fragmented_share(prefix, held, select, by=""):
+    """FRAG: fragmented / held by sessions, 0 where these hold nothing."""
+    return (f"{by} (vrambroker_{prefix}_inactive_split_bytes{{{select}}})"
+            f" / clamp_min({by} (vrambroker_{prefix}_{held}_bytes{{{select}}}), 1)").strip()
+
+
+def fragmented_and_unused(board, prefix, held, select, legend):
+    board.series("Fragmented and unused memory",
+                 "As a share of what sessions hold. Fragmented: free memory beside used blocks, which no trim gives back. The "
+                 "line marks 30 %, a rule of thumb. Unused: 1 - allocated / reserved, the fragmentation ratio of guides to "
+                 "PyTorch, in which reclaimable memory counts too.",
+                 [query(fragmented_share(prefix, held, select), legend + ": fragmented"),
+                  query(f"vrambroker_{prefix}_fragmentation_ratio{{{select}}}", legend + ": unused")], "percentunit",
+                 colors=LINE_AT_30, share=True)
+
+
 def sessions_table(board, title, select, sort_by, height):
     by = "sum by (client, tenant, instance, gpu)"
     board.table(
         title,
         "One line for each session and device. Limit: the most it may hold. Guarantee: memory kept free for it. "
         "Reserved: memory it holds. Allocated: the part its program uses. Reclaimable: whole segments that it could give "
-        "back at once. Fragmentation: the unused share of the reserved memory. Refused: requests that got no memory "
-        "in the last hour.",
+        "back at once. Fragmented: the share of the reserved memory that is free beside used blocks, which no trim gives back. "
+        "Refused: requests that got no memory in the last hour.",
         {"client": "Session", "tenant": "Tenant", "instance": "Daemon", "gpu": "Device"},
         [("Reserved", f"{by} (vrambroker_client_reserved_bytes{{{select}}})", "bytes"),
          ("Limit", f"{by} (vrambroker_client_limit_bytes{{{select}}})", "bytes"),
@@ -251,7 +267,7 @@ def sessions_table(board, title, select, sort_by, height):
          ("Guarantee", f"{by} (vrambroker_client_guarantee_bytes{{{select}}})", "bytes"),
          ("Allocated", f"{by} (vrambroker_client_allocated_bytes{{{select}}})", "bytes"),
          ("Reclaimable", f"{by} (vrambroker_client_idle_bytes{{{select}}})", "bytes"),
-         ("Fragmentation", f"{by} (vrambroker_client_fragmentation_ratio{{{select}}})", "percentunit"),
+         ("Fragmented", fragmented_share("client", "reserved", select, by), "percentunit"),
          ("Waiting", f"{by} (vrambroker_client_waiting_requests{{{select}}})", "none"),
          # Without the last part, sessions that have ended would stay for an hour.
          ("Refused", f"round({by} (increase(vrambroker_client_ooms_total{{{select}}}[1h])))"
@@ -362,10 +378,10 @@ def overview():
     board.stat("Capacity in use", "Memory that the daemons hold from the driver, as a share of what they may hand out.",
                f"sum(vrambroker_device_reserved_bytes{{{DEVICE}}}) / sum(vrambroker_device_capacity_bytes{{{DEVICE}}})",
                colors=USAGE, share=True)
-    board.stat("Fragmentation",
-               "1 - allocated / reserved of what sessions hold, on the device where it is highest. Take a look above 30 % (a "
-               "rule of thumb): the memory may be reclaimable, so that others can get it, or fragmented.",
-               f"max(vrambroker_device_fragmentation_ratio{{{DEVICE}}})", colors=FRAGMENTATION, share=True)
+    board.stat("Fragmented",
+               "Free memory beside used blocks, which no trim gives back, as a share of what sessions hold, on the device where "
+               "that is highest. Take a look above 30 % (a rule of thumb).",
+               f"max({fragmented_share('device', 'leased', DEVICE)})", colors=FRAGMENTATION, share=True)
     board.stat("Refused, last hour", "Requests that got no memory in the last hour, for any reason. vramctl ooms lists "
                                      "them.",
                f"round(sum(increase(vrambroker_device_ooms_total{{{DEVICE}}}[1h])))", colors=ANY_IS_NOTABLE, decimals=0)
@@ -407,11 +423,7 @@ def overview():
     sessions_table(board, "All sessions", TENANT, "Reserved", 10)
 
     board.row("Fragmentation")
-    board.series("Unused reserved memory",
-                 "1 - allocated / reserved, of what sessions hold. The line marks 30 %, a rule of thumb from community guides. "
-                 "Reclaimable memory counts too: compare with the next two panels.",
-                 [query(f"vrambroker_device_fragmentation_ratio{{{DEVICE}}}", BY_DEVICE)], "percentunit", colors=LINE_AT_30,
-                 share=True)
+    fragmented_and_unused(board, "device", "leased", DEVICE, BY_DEVICE)
     board.series("Free memory that one large request cannot use",
                  "External fragmentation: 1 - largest free block / all free memory in the sessions' segments. Near 0 %: "
                  "one large piece. Near 100 %: many small pieces. It says little when little is free.",
@@ -655,10 +667,10 @@ def session():
                f"sum(vrambroker_client_reserved_bytes{{{SESSION}}}) / sum({limited})", colors=USAGE, share=True)
     board.stat("Allocated, % of limit", "Memory that their programs use, as a share of their limits.",
                f"sum(vrambroker_client_allocated_bytes{{{SESSION}}}) / sum({limited})", colors=USAGE, share=True)
-    board.stat("Fragmentation",
-               "1 - allocated / reserved: the unused share of what they hold. Take a look above 30 % (a "
-               "rule of thumb).",
-               f"1 - {total('allocated_bytes')} / ({total('reserved_bytes')} > 0) or vector(0)", colors=FRAGMENTATION, share=True)
+    board.stat("Fragmented",
+               "Free memory beside used blocks, which no trim gives back, as a share of what they hold. Take a look above 30 % "
+               "(a rule of thumb).",
+               f"{total('inactive_split_bytes')} / ({total('reserved_bytes')} > 0) or vector(0)", colors=FRAGMENTATION, share=True)
     board.stat("Limit", "The most that they may hold together.", total("limit_bytes"), "bytes", NEUTRAL)
     board.stat("Guarantee", "Memory kept free for them, whether they hold it or not.",
                             total("guarantee_bytes"), "bytes", NEUTRAL)
@@ -678,9 +690,7 @@ def session():
                    ("peak_reserved", "peak reserved"))], "bytes", 10, 9)
 
     board.row("Fragmentation")
-    board.series("Unused reserved memory",
-                 "1 - allocated / reserved, by session. The line marks 30 %, a rule of thumb from community guides.",
-                 [query(f"vrambroker_client_fragmentation_ratio{{{SESSION}}}", BY_SESSION)], "percentunit", colors=LINE_AT_30, share=True)
+    fragmented_and_unused(board, "client", "reserved", SESSION, BY_SESSION)
     board.series("Free memory that one large request cannot use",
                  "External fragmentation by session: 1 - largest free block / all free memory. Near 0 %: one large "
                  "piece. Near 100 %: many small pieces.",
@@ -727,7 +737,7 @@ def session():
                                  "client, gpu", SESSION), BY_SESSION)], "none", 6, events=True)
 
     board.row("Sessions")
-    sessions_table(board, "Selected sessions", SESSION, "Fragmentation", 8)
+    sessions_table(board, "Selected sessions", SESSION, "Fragmented", 8)
     board.series("Tenant: reserved, allocated, reclaimable, guaranteed", "All sessions of the selected tenants together.",
                  [query(f"sum(vrambroker_tenant_{name}_bytes{{{TENANT}}})", legend) for name, legend in
                   (("reserved", "reserved"), ("allocated", "allocated"), ("idle", "reclaimable"), ("guarantee", "guaranteed"))], "bytes", 8)

@@ -123,7 +123,7 @@ class DrawnTest(LoadedTest):
         for picture, title, text in (
                 ("overview.png", "Sessions", "8"), ("overview.png", "Waiting now", "1"), ("overview.png", "Devices lost", "0"),
                 ("overview.png", "All sessions", "train-a"),
-                ("session.png", "Limit", "80 MiB"), ("session.png", "Fragmentation", "50"), ("session.png", "Selected sessions", "train-a")):
+                ("session.png", "Limit", "80 MiB"), ("session.png", "Fragmented", "50"), ("session.png", "Selected sessions", "train-a")):
             report = self.reports[[job["picture"] for job in self.jobs].index(picture)]
             panel = next(panel for panel in report["panels"] if panel["title"] == title)
             self.assertIn(text, panel["text"].replace("\n", " ").replace("\xa0", " "))

@@ -31,7 +31,7 @@ OVERVIEW = {
     "Devices lost": {"": 0},
     "Sessions": {"": 8},
     "Capacity in use": {"": Load.RESERVED / CAPACITY},
-    "Fragmentation": {"": 1 - Load.ALLOCATED / Load.LEASED},
+    "Fragmented": {"": Load.FRAGMENTED / Load.LEASED},
     "Waiting now": {"": 1},
     "Capacity in use by device": {"gpu 0": Load.RESERVED / CAPACITY},
     "Capacity by state": {"allocated": Load.ALLOCATED, "waiting for a stream": 0, "fragmented": Load.FRAGMENTED,
@@ -40,7 +40,8 @@ OVERVIEW = {
     "By tenant": {"serving": 54 * MIB, "research": 104 * MIB, "guests": 88 * MIB},
     "By session: top ten": {name: held * MIB for name, held in RESERVED.items()},
     "Share of the limit: top ten": {f"{name} gpu 0": RESERVED[name] / limit for name, limit in LIMITS.items()},
-    "Unused reserved memory": {"gpu 0": 1 - Load.ALLOCATED / Load.LEASED},
+    "Fragmented and unused memory": {"gpu 0: fragmented": Load.FRAGMENTED / Load.LEASED,
+                                     "gpu 0: unused": 1 - Load.ALLOCATED / Load.LEASED},
     "Guarantees and capacity": {"capacity": CAPACITY, "committed": Load.COMMITTED, "guaranteed": 80 * MIB,
                                         "reserved": Load.RESERVED},
     "By claim": {"lab": 16 * MIB},
@@ -58,7 +59,7 @@ OVERVIEW = {
 TRAIN_A = {
     "Reserved, % of limit": {"": 1},
     "Allocated, % of limit": {"": 0.5},
-    "Fragmentation": {"": 0.5},
+    "Fragmented": {"": 0.5},
     "Limit": {"": 80 * MIB},
     "Guarantee": {"": 0},
     "Peak use": {"": 80 * MIB},
@@ -67,7 +68,7 @@ TRAIN_A = {
                                     "fragmented": 40 * MIB, "reclaimable": 0, "unknown": 0},
     "Between guarantee and limit": {"limit": 80 * MIB, "reserved": 80 * MIB, "allocated": 40 * MIB, "guarantee": 0,
                                     "peak reserved": 80 * MIB},
-    "Unused reserved memory": {"train-a gpu 0": 0.5},
+    "Fragmented and unused memory": {"train-a gpu 0: fragmented": 0.5, "train-a gpu 0: unused": 0.5},
     "Free memory that one large request cannot use": {"train-a gpu 0": 1 - 5 / 40},
     "Fragmented and lost memory": {"fragmented": 0.5, "lost to rounding": 0},
     "Free memory by size of the free blocks": {"2 to 16 MiB": 40 * MIB, "16 to 128 MiB": 0, "below 4 KiB": 0},
@@ -84,6 +85,11 @@ SERVE_API = {
     "Free memory by size of the free blocks": {"256 KiB to 2 MiB": 2 * MIB - KIB, "2 to 16 MiB": 12 * MIB, "below 4 KiB": 0},
     "Segments and blocks": {"segments": 3, "blocks": 2},
 }
+
+
+def fragmented_share(device):
+    """FRAG, of what vramctl's JSON has of a session or a claim on a device."""
+    return device["inactive_split_bytes"] / device["reserved_bytes"] if device["reserved_bytes"] > 0 else 0
 
 
 def as_text(count):
@@ -115,7 +121,7 @@ def top_rows(screen):
         claim = "claim " if line.startswith("- ") else ""
         cells = dict(zip(heading, line.removeprefix("- ").split()))
         if cells["DEV"] == "0":
-            rows[claim + cells["NAME"]] = {{"frag": "fragmentation"}.get(word.lower(), word.lower()): cells[word] for word in (
+            rows[claim + cells["NAME"]] = {word.lower(): cells[word] for word in (
                 "LIMIT", "GUARANTEE", "RESERVED", "ALLOCATED", "RECLAIMABLE", "FRAG")}
     return rows
 
@@ -124,7 +130,7 @@ class Drawn(html.parser.HTMLParser):
     """What the page shows of device 0: `figures` by name, the words of its `bar`, and `rows` of sessions and claims by column; and
     all its `text`, with what is shown where the pointer rests."""
 
-    COLUMNS = (None, None, "allocated", "reclaimable", "fragmented", "fragmentation")  # as sessions.js has them
+    COLUMNS = (None, None, "allocated", "reclaimable", "fragmented", "frag")  # as sessions.js has them
 
     def __init__(self, document):
         super().__init__()
@@ -261,7 +267,7 @@ class DashboardsTest(LoadedTest):
             wait_for("a scrape", lambda: is_up() == 1)
 
     def test_the_other_device_is_empty(self):
-        self.expect("overview", {"Capacity in use": {"": 0}, "Fragmentation": {"": 0}, "Waiting now": {"": 0},
+        self.expect("overview", {"Capacity in use": {"": 0}, "Fragmented": {"": 0}, "Waiting now": {"": 0},
                                  "Capacity by state": {"allocated": 0, "cached by the daemon": 0, "left behind": 0, "unreserved": CAPACITY}}, gpu="1")
 
     def test_a_tenant_is_shown_alone(self):
@@ -309,9 +315,9 @@ class DashboardsTest(LoadedTest):
             for device in session["devices"]:
                 key = (session["name"], device["device"])
                 for column, field in (("Reserved", "reserved_bytes"), ("Limit", "limit_bytes"), ("Allocated", "allocated_bytes"),
-                                      ("Guarantee", "guarantee_bytes"), ("Reclaimable", "idle_bytes"),
-                                      ("Fragmentation", "fragmentation_ratio")):
+                                      ("Guarantee", "guarantee_bytes"), ("Reclaimable", "idle_bytes")):
                     self.assertAlmostEqual(table[column][key], device[field], places=6, msg=f"{key} {column}")
+                self.assertAlmostEqual(table["Fragmented"][key], fragmented_share(device), places=6, msg=key)
                 self.assertEqual(table["Waiting"][key], len(device["waiting"]), key)
 
     def test_one_word_one_number_everywhere(self):
@@ -319,16 +325,16 @@ class DashboardsTest(LoadedTest):
         numbers = {"capacity": CAPACITY, "free": CAPACITY - Load.COMMITTED, "reserved": Load.RESERVED,
                    "allocated": Load.ALLOCATED, "fragmented": Load.FRAGMENTED, "reclaimable": Load.RECLAIMABLE, "cached": Load.CACHED, "left behind": Load.LEFT_BEHIND,
                    "quarantined": Load.LEFT_BEHIND + 10 * MIB, "unknown": 0, "unreserved": CAPACITY - Load.RESERVED}
-        ratio = 1 - Load.ALLOCATED / Load.LEASED
+        ratios = {"frag": Load.FRAGMENTED / Load.LEASED, "fragmentation ratio": 1 - Load.ALLOCATED / Load.LEASED}
         shown = {place: dict(figures) for place, figures in self.places_as_json().items()}
         shown["metrics"] = self.from_metrics()
         shown["dashboard"] = self.from_the_dashboard()
         for place, figures in shown.items():
-            self.assertLessEqual({"allocated", "fragmented", "reclaimable", "cached", "left behind", "fragmentation"}, set(figures))
+            self.assertLessEqual({"allocated", "fragmented", "reclaimable", "cached", "left behind", "fragmentation ratio"}, set(figures))
             for word, number in figures.items():
                 with self.subTest(place=place, word=word):
-                    self.assertAlmostEqual(number, {**numbers, "fragmentation": ratio}[word], delta=1e-6)
-        texts = {**{word: as_text(number) for word, number in numbers.items()}, "frag": f"{100 * ratio:.1f}%"}
+                    self.assertAlmostEqual(number, {**numbers, **ratios}[word], delta=1e-6)
+        texts = {**{word: as_text(number) for word, number in numbers.items()}, "frag": f"{100 * ratios['frag']:.1f}%"}
         heading, row = self.status_table()
         self.assertEqual(len(heading), len(row), "each column says something")
         said = {word.lower(): cell for word, cell in zip(heading, row)}
@@ -348,13 +354,13 @@ class DashboardsTest(LoadedTest):
                     self.assertIn(f"{word} {texts[word]}", text)
             self.assertIn(heading, text)
             self.assertNotRegex(text, boards.OF_NO_GLOSSARY)
-        self.assertIn(f"fragmentation {texts['frag']}", top)
+        self.assertIn(f"FRAG {texts['frag']}", top)
         self.expect_sessions(top_rows(top), "top", short_bytes)
         (held,) = self.daemon.ctl("quarantine")["quarantine"]
         self.assertEqual((held["client"], held["bytes"], len(held["holders"])), ("guest-dead", Load.LEFT_BEHIND, 1))
         page = Drawn(self.page_as_drawn())
         self.assertNotRegex(page.text, boards.OF_NO_GLOSSARY)
-        for word, name in {**{word: word.replace(" ", "_") for word in [*said, "free"] if word in numbers}, "frag": "fragmentation"}.items():
+        for word, name in {**{word: word.replace(" ", "_") for word in [*said, "free"] if word in numbers}, "frag": "frag"}.items():
             with self.subTest(place="the page as it is drawn", word=word):
                 self.assertEqual(page.figures[name], texts[word])
         parts = ("allocated", "fragmented", "reclaimable", "unknown", "cached", "left behind")
@@ -367,16 +373,15 @@ class DashboardsTest(LoadedTest):
         sessions = {session["name"]: session["devices"][0] for session in self.daemon.ctl("sessions")["sessions"]}
         claims = {f"claim {claim['name']}": claim["devices"][0] for claim in self.daemon.ctl("claim", "ls")["claims"]}
         for claim in claims.values():
-            claim["fragmentation_ratio"] = 1 - claim["allocated_bytes"] / claim["reserved_bytes"]
             claim["inactive_split_bytes"] = claim["reserved_bytes"] - claim["allocated_bytes"] - claim["idle_bytes"]
         self.assertEqual(set(rows), set(sessions) | set(claims), place)
         for name, device in (sessions | claims).items():
             with self.subTest(place=place, session=name):
-                self.assertLessEqual({"reserved", "limit", "allocated", "reclaimable", "fragmentation"}, set(rows[name]))
+                self.assertLessEqual({"reserved", "limit", "allocated", "reclaimable", "frag"}, set(rows[name]))
                 if name in sessions:
                     self.assertEqual(device["reserved_bytes"], RESERVED[name] * MIB)
                 for word, text in rows[name].items():
-                    wanted = f"{100 * device['fragmentation_ratio']:.1f}%" if word == "fragmentation" else as_size(
+                    wanted = f"{100 * fragmented_share(device):.1f}%" if word == "frag" else as_size(
                         device[{"reclaimable": "idle_bytes", "fragmented": "inactive_split_bytes"}.get(word, f"{word}_bytes")])
                     self.assertEqual(text, wanted, word)
 
@@ -389,7 +394,7 @@ class DashboardsTest(LoadedTest):
             self.assertEqual(sum(segment["bytes"] for segment in segments if segment["state"] == state), bytes_held, state)
         fields = {"capacity": "capacity_bytes", "free": "free_bytes", "reserved": "reserved_bytes", "allocated": "allocated_bytes",
                   "fragmented": "inactive_split_bytes", "reclaimable": "reclaimable_bytes", "unknown": "unknown_bytes", "cached": "idle_bytes",
-                  "left behind": "left_behind_bytes", "quarantined": "quarantined_bytes", "fragmentation": "fragmentation_ratio"}
+                  "left behind": "left_behind_bytes", "quarantined": "quarantined_bytes", "fragmentation ratio": "fragmentation_ratio"}
         devices = {"status --format=json": self.daemon.ctl("status"), "map --format=json": self.daemon.ctl("map"), "page": page}
         found = {place: {word: answer["devices"][0].get(field, math.nan) for word, field in fields.items()}
                  for place, answer in devices.items()}
@@ -407,7 +412,7 @@ class DashboardsTest(LoadedTest):
                 "allocated": value("device_allocated_bytes"), "fragmented": value("device_inactive_split_bytes"),
                 "reclaimable": value("client_idle_bytes"), "cached": value("device_idle_bytes"),
                 "left behind": value("device_quarantined_bytes", ', reason=~"settling|held_open"'),
-                "quarantined": value("device_quarantined_bytes"), "fragmentation": value("device_fragmentation_ratio")}
+                "quarantined": value("device_quarantined_bytes"), "fragmentation ratio": value("device_fragmentation_ratio")}
 
     def from_the_dashboard(self):
         panels = {panel["title"]: panel for panel in boards.panels(boards.load("overview"))}
@@ -416,9 +421,9 @@ class DashboardsTest(LoadedTest):
         self.assertEqual(states.pop("waiting for a stream"), 0)
         self.assertEqual(states["unknown"], 0)
         self.assertEqual(sum(states.values()), CAPACITY, "they are all of it")
-        (_, values), = self.run_target(panels["Unused reserved memory"]["targets"][0], gpu="0")
+        shares = [self.run_target(target, gpu="0")[0][1][-1] for target in panels["Fragmented and unused memory"]["targets"]]
         return {**{{"cached by the daemon": "cached"}.get(word, word): number for word, number in states.items()},
-                "fragmentation": values[-1]}
+                "frag": shares[0], "fragmentation ratio": shares[1]}
 
     def ctl_text(self, *words):
         return subprocess.run([os.environ["VRAMCTL"], *words, f"--socket_dir={self.daemon.dir}"], check=True, text=True,

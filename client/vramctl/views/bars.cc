@@ -47,6 +47,14 @@ const char* PartName(Part part) {
   return "";
 }
 
+double FragmentedShare(const PartBytes& parts) {
+  uint64_t held = 0;
+  for (const Part part : {Part::kAllocated, Part::kPending, Part::kFragmented, Part::kReclaimable, Part::kUnknown}) {
+    held += parts[part];
+  }
+  return held == 0 ? 0 : static_cast<double>(parts[Part::kFragmented]) / static_cast<double>(held);
+}
+
 PartCells ShareCells(const PartBytes& bytes, int width) {
   PartCells cells;
   const auto sum = static_cast<double>(bytes.Sum());

@@ -52,6 +52,9 @@ class Parts {
 using PartBytes = Parts<uint64_t>;
 using PartCells = Parts<int>;
 
+// FRAG, 0 to 1: fragmented / held by sessions, which is what no trim gives back. 0 where sessions hold nothing.
+double FragmentedShare(const PartBytes& parts);
+
 // Shares `width` cells out in proportion. What is there at all gets a cell where there are enough. All of nothing is
 // free.
 PartCells ShareCells(const PartBytes& bytes, int width);

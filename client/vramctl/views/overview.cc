@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "allocator/heap/memory_stats.h"
 #include "allocator/wire/admin_json.h"
 
 namespace vrambroker::vramctl {
@@ -68,11 +67,6 @@ uint64_t AllocatedBytes(const Overview& overview, const v1::Device& device) {
 
 uint64_t HeldBySessions(const Overview& overview, const v1::Device& device) {
   return SumOn(overview, device, [](const v1::SessionDevice& held) { return held.reserved_bytes(); });
-}
-
-double Fragmentation(const Overview& overview, const v1::Device& device) {
-  return FragmentationRatio(AllocatedBytes(overview, device),
-                            HeldBySessions(overview, device) - SumOn(overview, device, UnknownBytes));
 }
 
 PartBytes PartsOf(const v1::SessionDevice& device) {

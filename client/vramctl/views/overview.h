@@ -25,9 +25,6 @@ uint64_t AllocatedBytes(const Overview& overview, const v1::Device& device);
 // Bytes that sessions have reserved on it: without what the daemon caches and what was left behind.
 uint64_t HeldBySessions(const Overview& overview, const v1::Device& device);
 
-// 1 - allocated / reserved of what the sessions hold and the daemon knows: memory of nobody is not fragmented.
-double Fragmentation(const Overview& overview, const v1::Device& device);
-
 // What a session's limit is used for. Together at least the limit; more when it holds more.
 PartBytes PartsOf(const v1::SessionDevice& device);
 

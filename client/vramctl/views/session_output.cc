@@ -4,15 +4,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "allocator/base/bytes.h"
-#include "allocator/heap/memory_stats.h"
 #include "allocator/wire/admin_json.h"
 
 namespace vrambroker::vramctl {
-
-double Fragmentation(const v1::SessionDevice& device) {
-  return FragmentationRatio(device.stats().allocated_bytes().all().current(),
-                            device.reserved_bytes() - UnknownBytes(device));
-}
 
 const char* StateOn(const v1::Session& session, const v1::SessionDevice& device) {
   // One that is detached keeps what it holds, and its limit says nothing any more.

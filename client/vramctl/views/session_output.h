@@ -15,7 +15,6 @@ namespace vrambroker::vramctl {
 // "over limit" for a session that is.
 const char* StateOn(const v1::Session& session, const v1::SessionDevice& device);
 
-double Fragmentation(const v1::SessionDevice& device);
 bool IsOverLimit(const v1::SessionDevice& device);
 // Where less was granted than asked for: " (asked for 100.00 GiB; the device's capacity is 4.00 GiB)". Else empty.
 std::string AskedFor(const Limit& asked, uint64_t granted_bytes, uint64_t capacity_bytes);

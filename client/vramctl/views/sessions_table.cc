@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "client/vramctl/views/bars.h"
 #include "client/vramctl/views/output.h"
+#include "client/vramctl/views/overview.h"
 #include "client/vramctl/views/session_output.h"
 
 namespace vrambroker::vramctl {
@@ -67,7 +68,7 @@ const std::array<SessionColumn, 17>& AllColumns() {
       {">CARRIED", 4, "0", [](const SessionRow& row) { return ShortBytes(row.device.carried_over_bytes()); }},
       {">ALLOCATED", 0, nullptr,
        [](const SessionRow& row) { return ShortBytes(row.device.stats().allocated_bytes().all().current()); }},
-      {">FRAG", 6, nullptr, [](const SessionRow& row) { return Percent(Fragmentation(row.device)); }},
+      {">FRAG", 6, nullptr, [](const SessionRow& row) { return Percent(FragmentedShare(PartsOf(row.device))); }},
       {">OOMS", 4, "0", [](const SessionRow& row) { return absl::StrCat(row.device.stats().num_ooms()); }},
       {"WAITS FOR", 1, "-", WaitsForCell},
   }};

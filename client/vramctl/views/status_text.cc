@@ -22,8 +22,7 @@ std::string StatusTable(const Overview& overview, absl::FunctionRef<std::string(
     const PartBytes parts = PartsOf(overview, device);
     rows.push_back({absl::StrCat(device.ordinal()), size(device.capacity_bytes()), size(device.reserved_bytes()),
                     size(parts[Part::kAllocated]), size(parts[Part::kFragmented]), size(parts[Part::kReclaimable]),
-                    size(parts[Part::kCached]), size(parts[Part::kLeftBehind]),
-                    Percent(Fragmentation(overview, device))});
+                    size(parts[Part::kCached]), size(parts[Part::kLeftBehind]), Percent(FragmentedShare(parts))});
   }
   return Table(rows);
 }

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "allocator/heap/memory_stats.h"
 #include "allocator/wire/admin_json.h"
 #include "client/vramctl/views/bars.h"
 #include "client/vramctl/views/output.h"
@@ -31,8 +30,6 @@ TopRow RowOf(const v1::Claim& claim, const v1::ClaimDevice& device, const std::s
                 .reserved_bytes = device.reserved_bytes(),
                 .allocated_bytes = device.allocated_bytes(),
                 .reclaimable_bytes = device.idle_bytes(),
-                .fragmentation =
-                    FragmentationRatio(device.allocated_bytes(), device.reserved_bytes() - device.left_behind_bytes()),
                 .waits_for = Counted(device.waiting(), "request"),
                 .ooms = claim.refusals()};
   if (claim.state() == v1::CLAIM_STATE_ACTIVE && device.reserved_bytes() > device.limit_bytes())
@@ -60,6 +57,7 @@ void AddClaims(std::vector<TopRow>& rows, const v1::ListClaimsResponse& claims, 
         row.waiting_bytes += it->second->waiting_bytes;
         row.waited_ms = std::max(row.waited_ms, it->second->waited_ms);
       }
+      row.fragmentation = FragmentedShare(row.parts);
       row.parts[Part::kFree] = device.limit_bytes() - std::min(device.limit_bytes(), device.reserved_bytes());
       added.push_back(std::move(row));
     }

@@ -141,7 +141,7 @@ TopRow RowOf(const v1::Session& session, const v1::SessionDevice& device, const 
                 .reserved_bytes = device.reserved_bytes(),
                 .allocated_bytes = device.stats().allocated_bytes().all().current(),
                 .reclaimable_bytes = device.idle_bytes(),
-                .fragmentation = Fragmentation(device),
+                .fragmentation = FragmentedShare(PartsOf(device)),
                 .waits_for = Waiting(device),
                 .ooms = device.stats().num_ooms(),
                 .parts = PartsOf(device)};

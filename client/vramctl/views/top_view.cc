@@ -104,7 +104,7 @@ std::vector<Line> HelpLines(bool utf8) {
                      {absl::StrCat("  ", Fit(PartName(part), 22), kMeanings[static_cast<size_t>(part)])}});
   }
   for (const char* text :
-       {"", "FRAG is 1 - allocated / reserved, of what sessions hold. A session has a row for each device in use.",
+       {"", "FRAG is fragmented / held: what no trim gives back. A session has a row for each device in use.",
         "Any key: back"}) {
     lines.push_back(Text(text));
   }
@@ -384,8 +384,8 @@ std::vector<Line> TopView::Head(int most_lines, int columns) const {
     Line line = {{absl::StrCat("device ", device.ordinal(), " "), Style::kTitle}};
     const std::string label =
         absl::StrCat("  ", FormatBytes(FreeBytes(device)), " free of ", FormatBytes(device.capacity_bytes()), ", ",
-                     FormatBytes(device.reserved_bytes()), " reserved, fragmentation ",
-                     Percent(Fragmentation(data_.overview, device)), "  ", Printable(device.name()));
+                     FormatBytes(device.reserved_bytes()), " reserved, FRAG ", Percent(FragmentedShare(parts)),
+                     "  ", Printable(device.name()));
     Append(line,
            Bar(parts, std::max(kLeastBar, columns - Cells(line) - std::min(Cells(label), columns / 2)), options_.utf8));
     line.push_back({label});

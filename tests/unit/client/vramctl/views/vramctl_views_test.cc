@@ -202,7 +202,7 @@ TEST(OverviewTest, WhatARemoteSessionCarriesOverIsNotFragmented) {
   EXPECT_EQ(PartsOf(remote)[Part::kFragmented], 12_MiB);
   EXPECT_EQ(PartsOf(remote).Sum(), 100_MiB);
   EXPECT_EQ(PartsOf(remote)[Part::kUnknown], 30_MiB);
-  EXPECT_DOUBLE_EQ(Fragmentation(remote), 1 - 20.0 / 40);
+  EXPECT_DOUBLE_EQ(FragmentedShare(PartsOf(remote)), 12.0 / 70) << "the rest is allocated, reclaimable or unknown";
   // One that leases counts all that it holds.
   v1::SessionDevice leasing = Device(0, 10_MiB, 10_MiB, 0);
   leasing.set_carried_over_bytes(10_MiB);
@@ -214,7 +214,7 @@ TEST(OverviewTest, WhatARemoteSessionCarriesOverIsNotFragmented) {
   device.set_carried_over_bytes(40_MiB);
   EXPECT_EQ(PartsOf(data.overview, device)[Part::kFragmented], 12_MiB);
   EXPECT_EQ(PartsOf(data.overview, device)[Part::kUnknown], 30_MiB);
-  EXPECT_DOUBLE_EQ(Fragmentation(data.overview, device), 1 - 30.0 / 50);
+  EXPECT_DOUBLE_EQ(FragmentedShare(PartsOf(data.overview, device)), 12.0 / 80);
   EXPECT_EQ(DevicesJson(data.overview)[0]["unknown_bytes"], 30_MiB);
   EXPECT_DOUBLE_EQ(DevicesJson(data.overview)[0]["fragmentation_ratio"], 1 - 30.0 / 50);
   EXPECT_TRUE(absl::StrContains(StatusText(data.overview),
@@ -288,10 +288,10 @@ TEST(OverviewTest, MemoryOfNobodyIsNeitherReclaimableNorFragmented) {
   EXPECT_EQ(parts[Part::kLeftBehind], 6_MiB);
   EXPECT_EQ(parts[Part::kFree], 170_MiB);
   EXPECT_EQ(HeldBySessions(data.overview, device), 70_MiB);
-  EXPECT_DOUBLE_EQ(Fragmentation(data.overview, device), 1 - 50.0 / 70);
+  EXPECT_DOUBLE_EQ(FragmentedShare(parts), 16.0 / 70) << "4 MiB is reclaimable, and 16 MiB belongs to nobody";
 
   data.overview.sessions.clear_sessions();
-  EXPECT_EQ(Fragmentation(data.overview, device), 0);
+  EXPECT_EQ(FragmentedShare(PartsOf(data.overview, device)), 0);
 }
 
 // ---- The table ----
