@@ -32,7 +32,13 @@ std::string FormatBytes(uint64_t bytes) {
 }
 
 std::string FormatBytesExactly(uint64_t bytes) {
-  return bytes < 1_KiB ? FormatBytes(bytes) : absl::StrCat(bytes, " B (", FormatBytes(bytes), ")");
+  for (const auto& [name, shift] : kUnits) {
+    const uint64_t unit = uint64_t{1} << shift;
+    if (bytes < unit) continue;
+    const bool has_two_decimals = bytes % unit * 100 % unit == 0;
+    return has_two_decimals ? FormatBytes(bytes) : absl::StrCat(bytes, " B (", FormatBytes(bytes), ")");
+  }
+  return FormatBytes(bytes);
 }
 
 }  // namespace vrambroker

@@ -105,7 +105,7 @@ absl::Status Replay::Start(const TraceStart& start) {
   const uint64_t bytes = start.ReservedBytes();
   if (const uint64_t device = device_.AvailableBytes(); bytes > device) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        FormatBytesExactly(bytes), " were held when the recording began; the device has ", FormatBytesExactly(device)));
+        FormatBytesExactly(bytes), " was held when the recording began; the device has ", FormatBytesExactly(device)));
   }
   std::vector<SegmentSnapshot> segments = start.segments;
   for (SegmentSnapshot& segment : segments) {

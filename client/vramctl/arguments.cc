@@ -460,7 +460,8 @@ void CommandLine::AddRun() {
                   "all.")
       ->type_name("DURATION");
   run->add_option("--claim", flags.claim,
-                  "Run it in this claim, which stays. --limit then binds each process. Default: in one of its own, "
+                  "Run it in this existing claim; the claim is kept afterwards. --limit then binds each process. "
+                  "Default: in one of its own, "
                   "which ends with the program.")
       ->type_name("NAME");
   run->add_flag("--per-process", flags.per_process,

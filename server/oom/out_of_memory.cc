@@ -78,14 +78,14 @@ std::string ExplainPinned(const PinnedSegment& pinned) {
 std::string ExplainHoles(const OomReport& report) {
   const Holes& holes = report.holes;
   // Only the application knows where they are.
-  if (holes.count == 0) return absl::StrCat(FormatBytes(HoleBytes(report)), " are unused beside memory in use");
-  std::string text = absl::StrCat(FormatBytes(holes.bytes), " are fragmented: ", Counted(holes.count, "hole"),
+  if (holes.count == 0) return absl::StrCat(FormatBytes(HoleBytes(report)), " is unused beside memory in use");
+  std::string text = absl::StrCat(FormatBytes(holes.bytes), " is fragmented: ", Counted(holes.count, "hole"),
                                   " between used blocks, in ", Counted(holes.segments, "segment"));
   if (report.pool_free_bytes == 0) {
     absl::StrAppend(&text, ", all of another stream or size than this request");
   } else {
     if (report.pool_free_bytes < holes.bytes) {
-      absl::StrAppend(&text, ", ", FormatBytes(report.pool_free_bytes), " of them for this stream and size");
+      absl::StrAppend(&text, ", ", FormatBytes(report.pool_free_bytes), " of it for this stream and size");
     }
     absl::StrAppend(&text, ", and the largest free block is ", FormatBytesExactly(report.largest_free_block_bytes));
   }
@@ -114,8 +114,8 @@ std::string Bound(const OomReport& report) {
     return absl::StrCat("the ", most, " that ", ShareLimitName(report), ", ",
                         FormatBytesExactly(report.share_limit_bytes), ", leaves this session");
   }
-  return absl::StrCat("the ", most, " that the device's ", FormatBytesExactly(report.capacity_bytes),
-                      " leave this session");
+  return absl::StrCat("the ", most, " that the device's capacity of ", FormatBytesExactly(report.capacity_bytes),
+                      " leaves this session");
 }
 
 std::string ExplainFragmentation(const OomReport& report) {
@@ -127,17 +127,18 @@ std::string ExplainFragmentation(const OomReport& report) {
 std::string ExplainLimit(const OomReport& report) {
   if (HasNothingOfDevice(report)) return absl::StrCat("claim ", report.claim, " has nothing of this device");
   if (IsShareLimit(report)) {
-    return absl::StrCat(NeedsSegment(report), ", and the ",
-                        report.claim.empty() ? "user's sessions together have "
-                                             : absl::StrCat("sessions of claim ", report.claim, " together have "),
-                        FormatBytesExactly(report.share_used_bytes), " of ",
-                        report.claim.empty() ? "user_limit" : "its limit", ", ",
-                        FormatBytesExactly(report.share_limit_bytes));
+    const std::string used = FormatBytesExactly(report.share_used_bytes);
+    const std::string limit = FormatBytesExactly(report.share_limit_bytes);
+    return absl::StrCat(NeedsSegment(report), ", but ",
+                        report.claim.empty() ? absl::StrCat("this user's sessions already have ", used, " of the ",
+                                                            limit, " that user_limit allows them together")
+                                             : absl::StrCat("the sessions of claim ", report.claim, " already have ",
+                                                            used, " of its limit of ", limit));
   }
   const uint64_t room = RoomsOf(report).limit;
   return absl::StrCat(NeedsSegment(report),
-                      room < report.segment_bytes ? ", which would exceed the limit: " : ", which did not fit; by now ",
-                      FormatBytesExactly(room), " of ", room < report.segment_bytes ? "it" : "the limit", " are left");
+                      room < report.segment_bytes ? ", but only " : ", which did not fit; by now ",
+                      FormatBytesExactly(room), " of the limit is left");
 }
 
 }  // namespace
@@ -149,12 +150,12 @@ std::string ExplainCause(const OomReport& report) {
     case OomCause::kLimit:
       return ExplainLimit(report);
     case OomCause::kCapacity:
-      return absl::StrCat(NeedsSegment(report), ", and ", FormatBytesExactly(report.available_bytes),
-                          " of the device's ", FormatBytesExactly(report.capacity_bytes), " are left",
+      return absl::StrCat(NeedsSegment(report), ", but only ", FormatBytesExactly(report.available_bytes),
+                          " of the device's ", FormatBytesExactly(report.capacity_bytes), " is left",
                           report.kept_free_bytes == 0
                               ? ""
-                              : absl::StrCat(", with ", FormatBytesExactly(report.kept_free_bytes),
-                                             " kept for other sessions' guarantees"));
+                              : absl::StrCat(", of which ", FormatBytesExactly(report.kept_free_bytes),
+                                             " is kept for other sessions' guarantees"));
     case OomCause::kFragmentation:
       return ExplainFragmentation(report);
     case OomCause::kLargerThanDevice:

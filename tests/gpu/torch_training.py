@@ -908,7 +908,7 @@ class Checks:
                 seen = worker.event()
             for where in ("forward", "backward"):
                 text = seen[where]
-                need("out of memory (limit) on device" in text and "limit 1073741824 B" in text,
+                need("out of memory (limit) on device" in text and "limit 1.00 GiB" in text,
                      "%s, %s: the error does not say the broker's reason: %r" % (mode, where, text[:1000]))
             need(seen["goes_on"], mode + ": it does not go on")
             figures[mode] = seen["forward"].splitlines()[-1][:400]

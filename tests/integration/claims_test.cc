@@ -69,7 +69,7 @@ TEST_F(ClaimsTest, ProcessesOfAClaimShareOneLimit) {
   ASSERT_OK_AND_ASSIGN(ClientProcess second, ConnectIn("team", "second"));
   ASSERT_OK(first.Call(absl::StrCat("alloc ", 40_MiB)));
   EXPECT_STATUS(second.Call(absl::StrCat("alloc ", 40_MiB)), StatusCode::kResourceExhausted,
-                "the sessions of claim team together have 41943040 B (40.00 MiB) of its limit");
+                "the sessions of claim team already have 40.00 MiB of its limit");
   ASSERT_OK(second.Call(absl::StrCat("alloc ", 24_MiB)));
   EXPECT_EQ(Reserved("team"), 64_MiB);
   // Outside of it there is the rest.

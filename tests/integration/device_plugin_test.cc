@@ -463,7 +463,7 @@ TEST_F(DevicePluginTest, GpusAreGivenToTheContainer) {
 TEST(DevicePluginOptionsTest, BadOptionsAreSaid) {
   const Environment pod = {{"POD_NAME", "plugin"}, {"POD_NAMESPACE", "vrambroker"}};
   const std::vector<std::pair<std::string, std::string>> bad = {
-      {"--unit=100KiB", "--unit: 102400 B (100.00 KiB) is no whole number of MiB"},
+      {"--unit=100KiB", "--unit: 100.00 KiB is no whole number of MiB"},
       {"--unit=much", "--unit: "},
       {"--resource=memory", "--resource: \"memory\" is no name of a resource of Kubernetes"},
       {"--gpu-access=all", "--gpu-access: \"all\" is not env, cdi or none"},

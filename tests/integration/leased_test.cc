@@ -189,9 +189,9 @@ TEST_F(LeasedTest, AProcessHoldsItselfToAFraction) {
   ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
   ASSERT_OK_AND_ASSIGN(void* whole, client.LeaseSegment(40_MiB));
   const absl::Status refused = client.Allocate(60_MiB).status();
-  EXPECT_STATUS(refused, absl::StatusCode::kResourceExhausted, "out of memory (limit) on device 0: 62914560 B");
+  EXPECT_STATUS(refused, absl::StatusCode::kResourceExhausted, "out of memory (limit) on device 0: 60.00 MiB");
   EXPECT_STATUS(refused, absl::StatusCode::kResourceExhausted,
-                "the memory fraction that this process has set allows it 134217728 B (128.00 MiB) of the device");
+                "the memory fraction that this process has set allows it 128.00 MiB of the device");
   const std::optional<OutOfMemory> oom = GetOutOfMemory(refused);
   ASSERT_TRUE(oom.has_value());
   EXPECT_EQ(oom->cause, OutOfMemory::Cause::kLimit);
@@ -211,7 +211,7 @@ TEST_F(LeasedTest, AProcessHoldsItselfToAFraction) {
 
   ASSERT_OK(client.SetMemoryFraction(1));
   ASSERT_OK(client.Allocate(220_MiB).status());
-  EXPECT_STATUS(client.Allocate(240_MiB), absl::StatusCode::kResourceExhausted, "limit 268435456 B (256.00 MiB)");
+  EXPECT_STATUS(client.Allocate(240_MiB), absl::StatusCode::kResourceExhausted, "limit 256.00 MiB");
   for (const double wrong : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
     EXPECT_STATUS(client.SetMemoryFraction(wrong), absl::StatusCode::kInvalidArgument, "is not between 0 and 1");
   }

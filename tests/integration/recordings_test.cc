@@ -80,7 +80,7 @@ class RecordingsTest : public VramctlDaemonTest, public ::testing::WithParamInte
     EXPECT_THAT(text.err, HasSubstr("the recording began with 240.00 MiB in use (60 blocks) of 240.00 MiB reserved"));
     const RunResult small = Ctl({"replay", file, "--device-bytes=200MiB"});
     EXPECT_EQ(small.exit_code, 1);
-    EXPECT_THAT(small.err, HasSubstr("does not fit: 251658240 B (240.00 MiB) were held when the recording began"));
+    EXPECT_THAT(small.err, HasSubstr("does not fit: 240.00 MiB was held when the recording began"));
   }
 
   std::unique_ptr<ChildProcess> StartTrace(const std::string& file, const std::vector<std::string>& flags) {

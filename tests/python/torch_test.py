@@ -107,7 +107,7 @@ class TorchTest(support.DaemonTest):
             text = str(error)
             assert text.startswith("CUDA out of memory. Tried to allocate 30.00 MiB."), text
             assert "total capacity of 67108864 of which 25165824 is free" in text, text
-            assert "vrambroker: out of memory (limit) on device 0" in text and "reserved 41943040 B" in text, text
+            assert "vrambroker: out of memory (limit) on device 0" in text and "reserved 40.00 MiB" in text, text
             assert "Raise the session's limit (vramctl limit)" in text, text
             assert isinstance(error, RuntimeError)
             why = error.vrambroker_error
@@ -125,8 +125,8 @@ class TorchTest(support.DaemonTest):
                     texts.append(caught.args[0])
             for size in (50 * MiB, 28 * MiB):
                 thread = threading.Thread(target=backward, args=(size,)); thread.start(); thread.join()
-            assert "requested; it needs a segment of 52428800 B" in str(torch.cuda.OutOfMemoryError(texts[0]))
-            assert "it needs a segment of 29360128 B" in str(torch.cuda.OutOfMemoryError(texts[1]))
+            assert "requested; it needs a segment of 50.00 MiB," in str(torch.cuda.OutOfMemoryError(texts[0]))
+            assert "it needs a segment of 28.00 MiB," in str(torch.cuda.OutOfMemoryError(texts[1]))
             assert torch.cuda.OutOfMemoryError(texts[1]).vrambroker_error.segment_bytes == 28 * MiB
             assert len(torch.cuda.OutOfMemoryError(texts[0]).vrambroker_error.largest_holders) == 1
             # Not one of ours: nothing is made up.
@@ -246,7 +246,7 @@ class TorchTest(support.DaemonTest):
             kind, pointer, text = standin_torch.call(torch, inner.alloc_address, 100 * MiB)
             assert kind == 2 and not pointer, (kind, text)
             assert text.startswith("CUDA out of memory (vrambroker). Tried to allocate 104857600 bytes on GPU 0."), text
-            assert "out of memory (limit) on device 0" in text and "limit 67108864 B" in text, text
+            assert "out of memory (limit) on device 0" in text and "limit 64.00 MiB" in text, text
             kind, pointer, text = standin_torch.call(torch, inner.alloc_address, 10 * MiB)
             assert kind == 0 and pointer  # and it goes on
             inner.free(pointer, 10 * MiB, 0, None)

@@ -249,7 +249,7 @@ async function session(browser, daemon, clients) {
     assert.equal(await tab.locator('#search').isVisible(), false);
     await waitFor('its map', async () => await groupsOf(page) === 1);
     await waitFor('its refusals', async () => (await tab.locator('#ooms li b').allInnerTexts()).join() === 'trainer-13');
-    assert.match(await page.text('#ooms li'), /which would exceed the limit/);
+    assert.match(await page.text('#ooms li'), /but only .* of the limit is left/);
   };
   await expectIt();
   // Clients report once a second, and at once when they are asked for a session alone.

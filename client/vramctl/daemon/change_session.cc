@@ -74,9 +74,9 @@ struct Change {
     ChangeResult result = {.name = response.session().name(), .lines = {}, .json = ToJson(response.session())};
     for (const v1::SessionDevice& device : response.session().devices()) {
       result.lines.push_back(
-          absl::StrCat(FormatBytes(device.guarantee_bytes()), " are kept free for it on device ", device.device(),
-                       AskedFor(change.guarantee, device.guarantee_bytes(), CapacityOf(devices, device.device())),
-                       ", reserved ", FormatBytes(device.reserved_bytes())));
+          absl::StrCat("guarantee ", FormatBytes(device.guarantee_bytes()), " on device ", device.device(),
+                       AskedFor(change.guarantee, device.guarantee_bytes(), CapacityOf(devices, device.device())), ", ",
+                       FormatBytes(device.reserved_bytes()), " reserved"));
     }
     return result;
   }

@@ -38,7 +38,10 @@ TEST(BytesTest, FormatBytesTakesTheLargestUnitThatIsAtLeastOne) {
 
 TEST(BytesTest, FormatBytesExactlyShowsEveryByte) {
   EXPECT_EQ(FormatBytesExactly(512), "512 B");
-  EXPECT_EQ(FormatBytesExactly(1_KiB), "1024 B (1.00 KiB)");
+  EXPECT_EQ(FormatBytesExactly(1_KiB), "1.00 KiB");
+  EXPECT_EQ(FormatBytesExactly(1_GiB + 256_MiB), "1.25 GiB");
+  EXPECT_EQ(FormatBytesExactly(1_GiB + 5_MiB), "1078984704 B (1.00 GiB)");
+  EXPECT_EQ(FormatBytesExactly(uint64_t{3} << 60), "3145728.00 TiB");
   EXPECT_EQ(FormatBytesExactly(2_GiB + 1), "2147483649 B (2.00 GiB)");
 }
 

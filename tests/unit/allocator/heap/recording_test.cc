@@ -74,7 +74,7 @@ TEST(RecordingTest, ThePeakIsTheLiveOne) {
   EXPECT_FALSE(small.start_fits);
   EXPECT_EQ(small.ooms, 30u);
   EXPECT_STATUS(Replay({.device_bytes = 238_MiB}, trace).start_status(), absl::StatusCode::kResourceExhausted,
-                "240.00 MiB) were held when the recording began; the device has");
+                "240.00 MiB was held when the recording began; the device has");
   EXPECT_TRUE(SummarizeReplay(trace, {.device_bytes = 240_MiB}).start_fits);
 }
 

@@ -82,7 +82,7 @@ TEST_F(OwnClaimsTest, WhatIsNotSaidIsTheRules) {
 TEST_F(OwnClaimsTest, NobodyGetsMoreThanTheRuleGives) {
   SetRule({.limit = 16_MiB, .priority = 4, .tenant = "lab", .max_wait = std::chrono::seconds(9)});
   const auto why = [&](const ClaimTerms& terms) { return WhyDenied(CreateOwn("u1000.a", terms).status()); };
-  EXPECT_THAT(why({.limit = 17_MiB}), HasSubstr("limit: 17825792 B (17.00 MiB) is above the 16777216 B"));
+  EXPECT_THAT(why({.limit = 17_MiB}), HasSubstr("limit: 17.00 MiB is above the 16.00 MiB"));
   EXPECT_THAT(why({.limit = 0.5}), HasSubstr("limit: "));
   EXPECT_THAT(why({}), HasSubstr("that the policy's rule users gives; more takes the right ADMIN"));
   EXPECT_THAT(why({.limit = 8_MiB, .guarantee = 1_MiB}), HasSubstr("guarantee: "));

@@ -141,10 +141,10 @@ const CauseCase kCauses[] = {
      200_MiB,
      AsIs,
      OomCause::kFragmentation,
-     {"what is allocated and 199.00 MiB more would fit within the limit of 440401920 B (420.00 MiB)",
-      "needs a segment of 209715200 B (200.00 MiB)", "only 20.00 MiB can still be reserved; 200.00 MiB are fragmented",
-      "200.00 MiB are fragmented: 50 holes between used blocks, in 20 segments", "12.00 MiB of 20.00 MiB in holes",
-      "pinned by 2 blocks, one of 4.00 MiB held for 2 min", "the largest free block is 4194304 B (4.00 MiB)"}},
+     {"what is allocated and 199.00 MiB more would fit within the limit of 420.00 MiB", "needs a segment of 200.00 MiB",
+      "only 20.00 MiB can still be reserved; 200.00 MiB is fragmented",
+      "200.00 MiB is fragmented: 50 holes between used blocks, in 20 segments", "12.00 MiB of 20.00 MiB in holes",
+      "pinned by 2 blocks, one of 4.00 MiB held for 2 min", "the largest free block is 4.00 MiB"}},
     {"MoreThanWhatIsFree", OomCause::kLimit, 201_MiB, 202_MiB, AsIs, OomCause::kFragmentation, {"201.00 MiB more"}},
     {"JustWithinTheLimit", OomCause::kLimit, 220_MiB, 220_MiB, AsIs, OomCause::kFragmentation},
     {"JustBeyondTheLimit",
@@ -153,8 +153,7 @@ const CauseCase kCauses[] = {
      222_MiB,
      AsIs,
      OomCause::kLimit,
-     {"needs a segment of 232783872 B (222.00 MiB), which would exceed the limit: 20971520 B (20.00 MiB) of it are "
-      "left"}},
+     {"needs a segment of 222.00 MiB, but only 20.00 MiB of the limit is left"}},
     // What refused it has changed since.
     {"TheSegmentWouldFitByNow",
      OomCause::kLimit,
@@ -162,7 +161,7 @@ const CauseCase kCauses[] = {
      20_MiB,
      AsIs,
      OomCause::kLimit,
-     {"which did not fit; by now 20971520 B (20.00 MiB) of the limit are left"}},
+     {"which did not fit; by now 20.00 MiB of the limit is left"}},
     // 3 MiB would have room; the segment of 20 that blocks of that size share has not. No block of its pool is free.
     {"OnlyTheSegmentOfASmallBlockIsTooLarge",
      OomCause::kLimit,
@@ -176,8 +175,7 @@ const CauseCase kCauses[] = {
        report.pool_free_bytes = 0;
      },
      OomCause::kLimit,
-     {"needs a segment of 20971520 B (20.00 MiB), which would exceed the limit: 16777216 B (16.00 MiB) of it are "
-      "left"}},
+     {"needs a segment of 20.00 MiB, but only 16.00 MiB of the limit is left"}},
     {"ASmallBlockBesideHolesOfItsPool", OomCause::kLimit, 3_MiB, 20_MiB,
      [](OomReport& report) {
        report.limit_bytes = 418_MiB;
@@ -213,7 +211,7 @@ const CauseCase kCauses[] = {
      220_MiB,
      LimitedByTheDevice,
      OomCause::kFragmentation,
-     {"would fit within the 420.00 MiB that the device's 1048576000 B (1000.00 MiB) leave this session",
+     {"would fit within the 420.00 MiB that the device's capacity of 1000.00 MiB leaves this session",
       "only 20.00 MiB can still be reserved"}},
     {"JustBeyondTheDevice",
      OomCause::kCapacity,
@@ -221,7 +219,7 @@ const CauseCase kCauses[] = {
      222_MiB,
      LimitedByTheDevice,
      OomCause::kCapacity,
-     {"20971520 B (20.00 MiB) of the device's 1048576000 B (1000.00 MiB) are left"}},
+     {"20.00 MiB of the device's 1000.00 MiB is left"}},
     {"JustWithinWhatIsNotKept", OomCause::kCapacity, 210_MiB, 210_MiB, KeptForOthers, OomCause::kFragmentation},
     {"JustBeyondWhatIsNotKept",
      OomCause::kCapacity,
@@ -229,7 +227,7 @@ const CauseCase kCauses[] = {
      212_MiB,
      KeptForOthers,
      OomCause::kCapacity,
-     {"10485760 B (10.00 MiB) kept for other sessions' guarantees"}},
+     {"10.00 MiB is kept for other sessions' guarantees"}},
     // What is reserved and the segment are beyond the limit. That decides only where what is allocated is beyond it,
     // too.
     {"JustBeyondTheDeviceAndBeyondTheLimitByHoles",
@@ -238,7 +236,7 @@ const CauseCase kCauses[] = {
      752_MiB,
      KeptForOthersWithoutALimit,
      OomCause::kCapacity,
-     {"629145600 B (600.00 MiB) of the device's 1048576000 B (1000.00 MiB) are left, with 52428800 B (50.00 MiB) kept "
+     {"600.00 MiB of the device's 1000.00 MiB is left, with 50.00 MiB kept "
       "for other sessions' guarantees"}},
     {"JustWithinTheDeviceAndBeyondTheLimitByHoles", OomCause::kLimit, 750_MiB, 750_MiB, KeptForOthersWithoutALimit,
      OomCause::kFragmentation},
@@ -250,7 +248,7 @@ const CauseCase kCauses[] = {
      802_MiB,
      KeptForOthersWithoutALimit,
      OomCause::kLimit,
-     {"which would exceed the limit: 629145600 B (600.00 MiB) of it are left"}},
+     {"but only 600.00 MiB of the limit is left"}},
     {"JustWithinTheLimitAndBeyondTheUsersByHoles",
      OomCause::kLimit,
      220_MiB,
@@ -260,7 +258,7 @@ const CauseCase kCauses[] = {
        report.share_used_bytes = 490_MiB;
      },
      OomCause::kLimit,
-     {"the user's sessions together have 513802240 B (490.00 MiB) of user_limit, 524288000 B (500.00 MiB)"}},
+     {"this user's sessions already have 490.00 MiB of the 500.00 MiB that user_limit allows"}},
     {"JustBeyondTheLimitAndTheUsersByHoles",
      OomCause::kLimit,
      220_MiB + 512,
@@ -270,7 +268,7 @@ const CauseCase kCauses[] = {
        report.share_used_bytes = 490_MiB;
      },
      OomCause::kLimit,
-     {"which would exceed the limit: 20971520 B (20.00 MiB) of it are left"}},
+     {"but only 20.00 MiB of the limit is left"}},
     // It waited for the user's limit; the device would not have had it either.
     {"WithinTheUsersLimitButForHolesAndBeyondTheDevice", OomCause::kCapacity, 205_MiB, 206_MiB,
      [](OomReport& report) {
@@ -288,7 +286,7 @@ const CauseCase kCauses[] = {
        report.guarantee_bytes = 490_MiB;
      },
      OomCause::kFragmentation,
-     {"within the 500.00 MiB that user_limit, 524288000 B (500.00 MiB), leaves this session",
+     {"within the 500.00 MiB that user_limit, 500.00 MiB, leaves this session",
       "only 100.00 MiB can still be reserved"}},
     {"JustWithinTheUsersLimit",
      OomCause::kLimit,
@@ -296,7 +294,7 @@ const CauseCase kCauses[] = {
      210_MiB,
      LimitedByItsUser,
      OomCause::kFragmentation,
-     {"would fit within the 410.00 MiB that user_limit, 524288000 B (500.00 MiB), leaves this session",
+     {"would fit within the 410.00 MiB that user_limit, 500.00 MiB, leaves this session",
       "only 10.00 MiB can still be reserved"}},
     {"JustBeyondTheUsersLimit",
      OomCause::kLimit,
@@ -304,7 +302,7 @@ const CauseCase kCauses[] = {
      212_MiB,
      LimitedByItsUser,
      OomCause::kLimit,
-     {"the user's sessions together have 513802240 B (490.00 MiB) of user_limit, 524288000 B (500.00 MiB)"}},
+     {"this user's sessions already have 490.00 MiB of the 500.00 MiB that user_limit allows"}},
     {"TheUsersLimitWhileItWaitedForTheDevice", OomCause::kCapacity, 210_MiB + 512, 212_MiB, LimitedByItsUser,
      OomCause::kLimit},
 
@@ -314,7 +312,7 @@ const CauseCase kCauses[] = {
      1002_MiB,
      AsIs,
      OomCause::kLargerThanDevice,
-     {"the device's capacity is 1048576000 B (1000.00 MiB)"}},
+     {"the device's capacity is 1000.00 MiB"}},
     {"LargerThanAnything", OomCause::kLargerThanDevice, ~uint64_t{0}, ~uint64_t{0}, AsIs, OomCause::kLargerThanDevice},
     // A client may say anything of itself.
     {"MoreAllocatedThanReserved", OomCause::kLimit, ~uint64_t{0}, 30_MiB,
@@ -327,7 +325,7 @@ const CauseCase kCauses[] = {
      30_MiB,
      [](OomReport& report) { report.holes = {.bytes = 200_MiB}; },
      OomCause::kFragmentation,
-     {"200.00 MiB are unused beside memory in use"}},
+     {"200.00 MiB is unused beside memory in use"}},
     // Its segments are idle as a whole: no hole keeps them.
     {"NoHolesBesideIdleSegments", OomCause::kLimit, 30_MiB, 30_MiB, [](OomReport& report) { report.holes = {}; },
      OomCause::kLimit},
@@ -340,14 +338,14 @@ const CauseCase kCauses[] = {
        report.knows_holes = false;
      },
      OomCause::kFragmentation,
-     {"200.00 MiB are unused beside memory in use"}},
+     {"200.00 MiB is unused beside memory in use"}},
     {"MoreHolesThanMemory",
      OomCause::kLimit,
      30_MiB,
      30_MiB,
      [](OomReport& report) { report.holes = {.bytes = ~uint64_t{0}}; },
      OomCause::kFragmentation,
-     {"200.00 MiB are unused beside memory in use"}},
+     {"200.00 MiB is unused beside memory in use"}},
     {"HolesOfAnotherStream",
      OomCause::kLimit,
      30_MiB,
@@ -361,7 +359,7 @@ const CauseCase kCauses[] = {
      30_MiB,
      [](OomReport& report) { report.pool_free_bytes = 8_MiB; },
      OomCause::kFragmentation,
-     {"in 20 segments, 8.00 MiB of them for this stream and size, and the largest free block is 4194304 B"}},
+     {"in 20 segments, 8.00 MiB of it for this stream and size, and the largest free block is 4.00 MiB"}},
     {"OneHole",
      OomCause::kLimit,
      30_MiB,
@@ -647,8 +645,8 @@ TEST(OutOfMemoryErrorTest, AFullLogFitsInOneAnswer) {
 
 TEST(OutOfMemoryErrorTest, MessageNamesWhatWasKeptIdleAndWaitedFor) {
   const std::string message = Message(OutOfMemoryError(Sample(OomCause::kCapacity)));
-  EXPECT_THAT(message, HasSubstr("with 6291456 B (6.00 MiB) kept for other sessions' guarantees"));
-  EXPECT_THAT(message, HasSubstr("unused in other sessions 15728640 B (15.00 MiB)"));
+  EXPECT_THAT(message, HasSubstr("with 6.00 MiB kept for other sessions' guarantees"));
+  EXPECT_THAT(message, HasSubstr("unused in other sessions 15.00 MiB"));
   EXPECT_THAT(message, HasSubstr("waited 250 ms"));
   const std::string bare = Message(OutOfMemoryError(OomReport()));
   EXPECT_THAT(bare, Not(HasSubstr("kept for")));
@@ -674,14 +672,12 @@ TEST(OutOfMemoryErrorTest, EachCauseHasItsCodeAndAdvice) {
 }
 
 TEST(OutOfMemoryErrorTest, MessageNamesWhatDecides) {
-  EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kLimit))), HasSubstr("segment of 20971520 B (20.00 MiB)"));
-  EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kLimit))), HasSubstr("limit 41943040 B (40.00 MiB)"));
+  EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kLimit))), HasSubstr("segment of 20.00 MiB"));
+  EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kLimit))), HasSubstr("limit 40.00 MiB"));
   EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kLimit))), HasSubstr("3145729 B (3.00 MiB) requested"));
-  EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kCapacity))), HasSubstr("18874368 B (18.00 MiB) of"));
-  EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kFragmentation))),
-              HasSubstr("largest free block is 2097152 B (2.00 MiB)"));
-  EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kLargerThanDevice))),
-              HasSubstr("capacity is 104857600 B (100.00 MiB)"));
+  EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kCapacity))), HasSubstr("18.00 MiB of"));
+  EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kFragmentation))), HasSubstr("largest free block is 2.00 MiB"));
+  EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kLargerThanDevice))), HasSubstr("capacity is 100.00 MiB"));
 }
 
 TEST(OutOfMemoryErrorTest, FiguresOfDifferentMomentsDoNotWrapAround) {
