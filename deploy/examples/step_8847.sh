@@ -57,7 +57,12 @@ expect_like() { grep -qE -- "$2" "$1" || fail "expected a line like: $2, in: $(c
 number() { sed -n 's/^ *"'"$1"'": \([0-9]*\),\{0,1\}$/\1/p' "$2" | head -n 1; }
 # As the programs print bytes.
 size() { awk -v b="$1" 'BEGIN { if (b >= 2 ^ 30) printf "%.2f GiB", b / 2 ^ 30; else printf "%.2f MiB", b / 2 ^ 20 }'; }
-exactly() { echo "$1 B ($(size "$1"))"; }
+# Where two decimals do not say it all, the bytes too.
+exactly() {
+  local unit=1
+  while [ $((unit * 1024)) -le "$1" ]; do unit=$((unit * 1024)); done
+  if [ $(($1 % unit * 100 % unit)) = 0 ]; then size "$1"; else echo "$1 B ($(size "$1"))"; fi
+}
 mib_of() { echo $((($1 + (1 << 20) - 1) >> 20)); }  # at least so many
 indent() { fold -s -w 116 | sed 's/^/  /; s/ *$//'; }
 
@@ -139,7 +144,7 @@ for key in segment_bytes hole_bytes block_bytes held_seconds; do declare "pinned
 [ "$hole_bytes" = $((reserved_bytes - allocated_bytes)) ] || fail "not all that is free are holes: $hole_bytes"
 [ "$largest_free_block_bytes" -lt "$block_bytes" ] || fail "it would have fit into a hole"
 why="what is allocated and $(size "$block_bytes") more would fit within the limit of $(exactly "$limit_bytes"), but it needs \
-a segment of $(exactly "$segment_bytes"), and only $(size "$room_bytes") can still be reserved; $(size "$hole_bytes") are \
+a segment of $(exactly "$segment_bytes"), and only $(size "$room_bytes") can still be reserved; $(size "$hole_bytes") is \
 fragmented: $holes holes between used blocks, in $hole_segments segments, "
 expect "$work/job.out" "step $refused_at: REFUSED: out of memory (fragmentation) on device 0: $(exactly "$requested_bytes") requested; $why"
 expect "$work/job.out" "and the largest free block is $(exactly "$largest_free_block_bytes"); the segment with most of them has \

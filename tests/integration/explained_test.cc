@@ -152,7 +152,7 @@ TEST_P(ExplainedTest, OneReportIsReadEverywhere) {
   ASSERT_TRUE(oom.has_value()) << refused;
   for (const char* words :
        {"what is allocated and 201.00 MiB more would fit within the limit of 420.00 MiB",
-        "only 20.00 MiB can still be reserved; 200.00 MiB are fragmented: 50 holes between used blocks, in 20 segments",
+        "only 20.00 MiB can still be reserved; 200.00 MiB is fragmented: 50 holes between used blocks, in 20 segments",
         "has 12.00 MiB of 20.00 MiB in holes, and is pinned by 2 blocks, one of 4.00 MiB held for "}) {
     EXPECT_TRUE(StrContains(oom->explanation, words)) << words << "\nin " << oom->explanation;
   }

@@ -221,7 +221,7 @@ TEST_F(VramctlTest, LessThanWasAskedForIsSaid) {
   EXPECT_EQ(Ctl({"limit", "c", "50%"}).out, "c: limit 128.00 MiB on device 0, reserved 0 B\n");
   EXPECT_EQ(Ctl({"limit", "c", "1.0"}).out, "c: limit 256.00 MiB on device 0, reserved 0 B\n");
   EXPECT_TRUE(StrContains(Ctl({"guarantee", "c", "1TiB"}).out,
-                          "on device 0 (asked for 1.00 TiB; the device's capacity is 256.00 MiB), reserved 0 B\n"));
+                          "on device 0 (asked for 1.00 TiB; the device's capacity is 256.00 MiB), 0 B reserved\n"));
   EXPECT_EQ(Ctl({"guarantee", "c", "0"}).exit_code, 0);
   const auto hold = [&](const char* limit) {
     const auto holder =

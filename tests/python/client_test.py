@@ -408,7 +408,7 @@ class ClientTest(support.DaemonTest):
             error = refused(client, 24 << 20)
             assert error.cause == "FRAGMENTATION" and error.block_bytes == 24 << 20, vars(error)
             assert error.hole_bytes == error.holes * (4 << 20) == 20 << 20 and error.hole_segments == 2, vars(error)
-            assert error.room_bytes == 4 << 20 and "20.00 MiB are fragmented: 5 holes" in error.explanation, vars(error)
+            assert error.room_bytes == 4 << 20 and "20.00 MiB is fragmented: 5 holes" in error.explanation, vars(error)
         """)
 
     def test_a_refusal_has_the_whole_report(self):
