@@ -226,7 +226,12 @@ std::string UnknownOption(const CLI::App& app, const std::string& option, const 
     for (const CLI::Option* each : of.get_options()) {
       for (const std::string& name : each->get_lnames()) known.push_back(absl::StrCat("--", name));
     }
-    for (const CLI::App* command : of.get_subcommands([](const CLI::App*) { return true; })) collect(*command);
+    const std::vector<CLI::App*> given = of.get_subcommands();
+    for (const CLI::App* command : of.get_subcommands([&](const CLI::App* each) {
+           return given.empty() || std::find(given.begin(), given.end(), each) != given.end();
+         })) {
+      collect(*command);
+    }
   };
   collect(app);
   return absl::StrCat("unknown option ", option, DidYouMean(absl::StrReplaceAll(option, {{"_", "-"}}), known, see));

@@ -84,7 +84,9 @@ absl::Status MayNotConnect(const std::string& path) {
                        : "let its group in (socket_mode: \"0660\" in the daemon's configuration)";
   } else if (info.st_gid == 0 || (info.st_uid >= kFirstPerson && info.st_gid == owner.group)) {
     // Root's group, or a person's own: it gives more than the socket.
-    remedy = "run the daemon with a group for its users, or let everyone in (socket_mode: \"0666\")";
+    remedy =
+        "run the daemon with a group for its users, or let everyone in (socket_mode: \"0666\" in the daemon's "
+        "configuration)";
   } else {
     remedy = absl::StrCat("join the group (sudo adduser ", user.name, " ", group, ") and log in again");
   }

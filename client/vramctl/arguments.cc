@@ -204,7 +204,7 @@ void CommandLine::AddCommandsThatShow() {
       "  left behind  of processes that are gone: of no session, and nobody can have it yet\n"
       "  free         can be given to somebody now: held by nobody, not guaranteed, or cached\n"
       "  unreserved   capacity that is not reserved\n"
-      "  FRAG         1 - allocated / reserved, of what sessions hold";
+      "  FRAG         fragmented / held by sessions: what no trim gives back";
   Add(kShow, "status", "Show each device: what its capacity is used for.", [this] {
     return Status(context_);
   })->footer(kWords);

@@ -371,6 +371,8 @@ def make_options(*, limit: Union[int, float, str, None], guarantee: Union[int, f
     options = _library.Options()
     options.abi_version = _library.ABI_VERSION
     options.socket_dir = None if socket_dir is None else os.fsencode(socket_dir)
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is a text, not {name!r}")
     options.name = None if name is None else name.encode()
     options.limit = _library.size_text("limit", limit)
     options.guarantee = _library.size_text("guarantee", guarantee)
