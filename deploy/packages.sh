@@ -73,15 +73,15 @@ our_policy=false
 trap 'rm -f "$log"; if $our_policy; then "${root[@]}" rm -f $policy; fi' EXIT
 # apt ARGUMENTS...: writes its status, and leaves all else in the log. The status has a descriptor of its own, which apt-get closes
 # for the packages' scripts; sudo passes none on but the standard ones.
+own_session=()
 apt() {
   "${root[@]}" env LC_ALL=C DEBIAN_FRONTEND=noninteractive \
-    sh -c 'exec apt-get -y -qq -o APT::Status-Fd=3 -o DPkg::Lock::Timeout=300 "$@" 3>&1 >&2' sh "$@" 2>> "$log"
+    "${own_session[@]}" sh -c 'exec apt-get -y -qq -o APT::Status-Fd=3 -o DPkg::Lock::Timeout=300 "$@" 3>&1 >&2' sh "$@" 2>> "$log"
 }
-apt_failed() {
-  local advice=""
-  if grep -q 'Failed to fetch' "$log"; then advice="It needs a network, or another mirror of the distribution's packages in /etc/apt."; fi
-  fail "apt-get $1 failed:" "$(grep -v '^debconf: delaying' "$log" | tail -n 20)" "$advice"
+advice() {
+  if grep -q 'Failed to fetch' "$log"; then echo "It needs a network, or another mirror of the distribution's packages in /etc/apt."; fi
 }
+apt_failed() { fail "apt-get $1 failed:" "$(grep -v '^debconf: delaying' "$log" | tail -n 20)" "$(advice)"; }
 
 progress "reading the lists of packages"
 # Lists that cannot be fetched are a warning of apt-get's; lists of before may do.
@@ -93,7 +93,7 @@ for package in "${missing[@]}"; do
   done
   what="apt-get knows no package ${package//|/ or }"
   case $package in clang-tidy-22) what+=", which Debian 12 has in its security updates: add bookworm-security to /etc/apt" ;; esac
-  fail "$what" "$(grep '^[WE]:' "$log" || true)"
+  fail "$what" "$(grep '^[WE]:' "$log" || true)" "$(advice)"
 done
 
 install=(install --no-install-recommends "${names[@]}")
@@ -101,7 +101,8 @@ summary=$(LC_ALL=C apt-get --assume-no "${install[@]}" 2> /dev/null || true)
 count=$(sed -n 's/.* \([0-9]*\) newly installed.*/\1/p' <<< "$summary")
 download=$(sed -n 's/^Need to get \([0-9.,]* [kMG]*B\).*/\1/p' <<< "$summary")
 disk=$(sed -n 's/^After this operation, \([0-9.,]* [kMG]*B\) .*used.*/\1/p' <<< "$summary")
-progress_end "${count:-some} packages, ${download:-nothing} to download, ${disk:-nothing} on disk: ${names[*]}"
+# Empty where apt-get refuses, and says why below.
+[ -z "$count" ] || progress_end "$count packages, ${download:-nothing} to download, ${disk:-nothing} on disk: ${names[*]}"
 
 # A service that a package brings (prometheus) is not wanted running here; only its programs are.
 if [ ! -e $policy ]; then
@@ -111,14 +112,22 @@ if [ ! -e $policy ]; then
 fi
 unpacked=0 installed=0
 # Lines of apt's status: KIND:PACKAGE:PERCENT:TEXT.
-apt "${install[@]}" | while IFS=: read -r kind _ percent text; do
-  case "$kind:$text" in
-    dlstatus:*) progress "downloaded ${percent%.*} % of ${download:-0 B} after $(clock $began)" ;;
-    pmstatus:Unpacking\ *) unpacked=$((unpacked + 1)) ;;
-    pmstatus:Installed\ *) installed=$((installed + 1)) ;;
-  esac
-  if [ "$kind" = pmstatus ]; then
-    progress "unpacked $unpacked and installed $installed of ${count:-some} packages after $(clock $began)"
-  fi
-done || apt_failed "install"
+follow() {
+  local kind percent text _
+  while IFS=: read -r kind _ percent text; do
+    case "$kind:$text" in
+      dlstatus:*) progress "downloaded ${percent%.*} % of ${download:-0 B} after $(clock $began)" ;;
+      pmstatus:Unpacking\ *) unpacked=$((unpacked + 1)) ;;
+      pmstatus:Installed\ *) installed=$((installed + 1)) ;;
+    esac
+    if [ "$kind" = pmstatus ]; then
+      progress "unpacked $unpacked and installed $installed of ${count:-some} packages after $(clock $began); Ctrl-C waits for these"
+    fi
+  done
+}
+apt --download-only "${install[@]}" | follow || apt_failed "install"
+trap '' INT  # dpkg, interrupted, would leave packages in pieces
+own_session=(setsid --wait)
+apt "${install[@]}" | follow || apt_failed "install"
+trap - INT
 progress_end "installed in $(clock $began)"

@@ -47,14 +47,18 @@ wait_until() {
   done
 }
 
+# configured_for BUILD_DIR: the checkout that it was configured for.
+configured_for() { sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$1/CMakeCache.txt"; }
+
 # build: builds all programs and libraries, and says how far it is.
 build() {
   local log=build/release/quickstart.log began=$SECONDS done=0 steps=0 status=0 first=true line
-  mkdir -p build/release
-  # Tests need packages that quickstart.sh does not install. A folder that is configured already stays as it is.
-  if [ ! -f build/release/build.ninja ]; then
+  mkdir -p build/release 2> /dev/null && touch "$log" 2> /dev/null || fail "no right to write $PWD/$log; use a checkout of your own"
+  # Tests need packages that quickstart.sh does not install. A folder that is configured already stays as it is, unless it was
+  # configured for a checkout elsewhere.
+  if [ ! -f build/release/build.ninja ] || ! [ "$(configured_for build/release)" -ef . ]; then
     progress "configuring"
-    cmake --preset release -DVRAMBROKER_TESTS=OFF > "$log" 2>&1 || { cat "$log" >&2; fail "cmake"; }
+    cmake --fresh --preset release -DVRAMBROKER_TESTS=OFF > "$log" 2>&1 || { cat "$log" >&2; fail "cmake"; }
   fi
   : > "$log"
   cmake --build --preset release --target programs >> "$log" 2>&1 &
@@ -104,12 +108,13 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/vrambroker.XXXXXX")
 export VRAMBROKER_SOCKET_DIR=$work/run
 declare -A pid=()
 daemon_pid=""
-finished=false
+finished=false interrupted=false
+trap 'interrupted=true; exit 130' INT
 cleanup() {
   for name in "${!pid[@]}"; do kill -KILL "${pid[$name]}" 2>/dev/null || true; done
   if [ -n "$daemon_pid" ] && ! { $finished && $keep; }; then
     kill -TERM "$daemon_pid" 2>/dev/null && wait "$daemon_pid" 2>/dev/null || true
-    if $finished; then rm -rf "$work"; else echo "logs: $work" >&2; fi
+    if $finished || $interrupted; then rm -rf "$work"; else echo "logs: $work" >&2; fi
   fi
 }
 trap cleanup EXIT

@@ -74,6 +74,11 @@ says ' left$'
 [ "$(run)" = 0 ] || fail "with nothing to build"
 says 'everything is built' && says 'All checks passed.'
 
+# A checkout that was moved with its build folder is configured again.
+sed -i 's|^CMAKE_HOME_DIRECTORY:INTERNAL=.*|&/elsewhere|' "$work/tree/build/release/CMakeCache.txt"
+[ "$(run)" = 0 ] || fail "a checkout that was moved"
+says 'configuring' && says 'All checks passed.'
+
 # Wrong options, in words.
 for wrong in "--seconds" "--seconds ten" "--build-dir" "--build-dir /nonexistent" "--device" "--device gpu" "--fast"; do
   # shellcheck disable=SC2086  # words
