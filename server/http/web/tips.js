@@ -11,6 +11,15 @@ function hide() {
   tip.hidden = true;
 }
 
+// Beside what it explains, which scrolls.
+function place() {
+  if (explained === null) return;
+  const box = explained.getBoundingClientRect();
+  const below = box.bottom + 6;
+  tip.style.left = `${Math.max(6, Math.min(box.left, innerWidth - tip.offsetWidth - 6))}px`;
+  tip.style.top = `${below + tip.offsetHeight <= innerHeight ? below : Math.max(6, box.top - tip.offsetHeight - 6)}px`;
+}
+
 function explain(element) {
   if (element === explained) return;
   hide();
@@ -19,10 +28,7 @@ function explain(element) {
   tip.textContent = element.dataset.tip;
   tip.hidden = false;
   element.setAttribute('aria-describedby', tip.id);
-  const box = element.getBoundingClientRect();
-  const below = box.bottom + 6;
-  tip.style.left = `${Math.max(6, Math.min(box.left, innerWidth - tip.offsetWidth - 6))}px`;
-  tip.style.top = `${below + tip.offsetHeight <= innerHeight ? below : Math.max(6, box.top - tip.offsetHeight - 6)}px`;
+  place();
 }
 
 export function startTips() {
@@ -34,7 +40,7 @@ export function startTips() {
   document.addEventListener('focusin', (event) => explain(of(event)));
   document.addEventListener('focusout', hide);
   document.addEventListener('click', (event) => explain(of(event)));
-  document.addEventListener('scroll', hide, {capture: true, passive: true});
+  document.addEventListener('scroll', place, {capture: true, passive: true});
   addEventListener('hashchange', hide);
   document.addEventListener('keydown', (event) => {
     if (event.key !== 'Escape' || explained === null) return;
