@@ -212,11 +212,14 @@ async function history(browser, daemon) {
   await page.close();
 }
 
-// After more than a day the history is bounded, and the labels of its time axis say which day it is, and are whole.
+// After more than a day the page's own history is bounded, and the labels of its time axis say which day it is, and are whole.
 async function longHistory(browser, daemon) {
   for (const viewport of [LAPTOP, FULL_HD, PHONE]) {
     const where = `${viewport.width} wide, 30 hours`;
-    const page = await Page.open(browser, daemon.url, {viewport, prepare: recordLabels});
+    const page = await Page.open(browser, daemon.url, {viewport, prepare: async (each) => {
+      await recordLabels(each);
+      await each.route('**/api/v1/timeline?*session=*', (route) => route.fulfill({status: 404, body: 'none'}));
+    }});
     const {tab} = page;
     await waitFor('the sessions', async () => (await page.rows()).length === MANY);
     const {id} = (await daemon.vramctlJson('sessions')).sessions.at(-1);

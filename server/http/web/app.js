@@ -83,7 +83,7 @@ function showList(matching) {
 
 // What the daemon is asked a history of.
 const timelineOf = () => `device=${device()}${alone() ? `&session=id:${route().session}` : ''}`;
-const keptNow = () => (kept?.what === timelineOf() ? kept.answer : null);
+const keptNow = () => (kept?.what === timelineOf() && kept.answer.time_ms.length > 0 ? kept.answer : null);
 
 function show() {
   for (const element of document.querySelectorAll('[data-in]')) {

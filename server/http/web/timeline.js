@@ -79,7 +79,7 @@ function partsOfSession(history) {
   ];
 }
 
-// Of a session. `kept`: what the daemon answers of it, or null: then what this page has seen.
+// Of a session. `kept`: what the daemon answers of it, with a sample or more; null: what this page has seen is shown.
 export function showHistory(title, note, id, device, limit, kept) {
   const own = historyOf(id, device);
   const history = kept === null ? own :
@@ -88,7 +88,7 @@ export function showHistory(title, note, id, device, limit, kept) {
   const most = Math.max(2 ** 20, ...history.leased_bytes);
   const top = limit <= FAR_LIMIT * most ? Math.max(most, limit) : most;
   const since = kept === null ? `seen by this page since ${moment(new Date(own.since))}` :
-    kept.time_ms.length === 0 ? 'nothing yet' : `since ${moment(new Date(kept.time_ms[0]))}`;
+    `since ${moment(new Date(kept.time_ms[0]))}`;
   setText(note, [since, ...(history.refusals.length > 0 ? [refusedText(history.refusals)] : []),
     ...(limit > top ? [`the limit, ${bytes(limit)}, is far above`] : [])].join('; '));
   draw(`session ${id} ${device} ${kept === null}`, {
