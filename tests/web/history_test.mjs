@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the page remembers of sessions: from when it was opened on, within bounds. No browser and no daemon.
+// What the page remembers of sessions: from when it was opened on, within bounds; and how it lays the map out. No browser
+// and no daemon.
 // Usage: history_test.mjs   (run by run.sh, which puts server/http/web/history.js beside it)
 import assert from 'node:assert/strict';
 import {clock, day, moment} from './format.mjs';
 import {historyOf, remember, remembered} from './history.mjs';
+import {groupsOf, layOut} from './map_layout.mjs';
 
 const MIB = 2 ** 20;
 const PERIOD_MS = 2000;
@@ -97,5 +99,23 @@ const check = (history) => {
   assert.equal(moment(midnight), `${day(midnight)} 00:05`);
   const today = new Date();
   assert.equal(moment(today), clock(today));
+}
+// A large block among 60 sessions takes few lines, rows follow the order that is asked for, and nothing overlaps.
+{
+  const ids = Array.from({length: 60}, (_, i) => i + 1);
+  const map = {
+    sessions: ids.map((id) => ({id, name: `job-${id}`, answer: 'blocks'})),
+    segments: ids.map((id) => ({id, session_id: id, bytes: (id === 7 ? 1024 : 20) * MIB, state: 'leased'})),
+  };
+  const order = [...ids].reverse();
+  const {groups, slices, height} = layOut(groupsOf(map, null, order), 1230);
+  assert.deepEqual(groups.map(({key}) => key), order);
+  assert.ok(slices.filter(({group}) => group.key === 7).length <= 4);
+  groups.slice(1).forEach((group, i) => {
+    const before = groups[i];
+    assert.ok(group.y > before.y || (group.y === before.y && group.x > before.x), `${group.label} is before ${before.label}`);
+    assert.ok(group.y === before.y || group.y >= Math.max(...groups.filter(({y}) => y === before.y).map(({end}) => end)));
+  });
+  assert.equal(height, Math.max(...groups.map(({end}) => end)));
 }
 console.log('history: ok');

@@ -11,7 +11,7 @@ export async function expectFullCards(page, where) {
       found = await page.tab.evaluate(() => [...document.querySelectorAll('.device, .panel')]
         .filter((card) => card.checkVisibility()).map((card) => {
           const boxes = [...card.querySelectorAll('*')].filter((element) => element.checkVisibility() &&
-            (element.childElementCount === 0 || element.tagName === 'P') && !element.closest('.hidden, .tip, .mark'))
+            (element.childElementCount === 0 || ['P', 'SELECT'].includes(element.tagName)) && !element.closest('.hidden, .tip, .mark'))
             .map((element) => element.getBoundingClientRect()).filter((box) => box.height > 1)
             .sort((a, b) => a.top - b.top);
           const box = card.getBoundingClientRect();
@@ -52,7 +52,7 @@ export async function expectUsesTheWindow(page, scroller, where) {
     inner.scrollTop = inner.scrollHeight;
     await frames();
     const frame = inner.getBoundingClientRect();
-    const head = inner.querySelector('thead th')?.getBoundingClientRect();
+    const head = [...inner.querySelectorAll('thead th')].find((each) => each.checkVisibility())?.getBoundingClientRect();
     const canvas = inner.querySelector('canvas')?.getBoundingClientRect();
     const last = inner.querySelector('tbody tr:last-child')?.getBoundingClientRect();
     return {

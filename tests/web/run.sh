@@ -25,6 +25,7 @@ mkdir -p "$work"
 cp "$here"/package.json "$here"/package-lock.json "$here"/*.mjs "$work"
 cp "$here"/../../server/http/web/format.js "$work"/format.mjs  # sizes as the page writes them
 cp "$here"/../../server/http/web/history.js "$work"/history.mjs
+cp "$here"/../../server/http/web/map_layout.js "$work"/map_layout.mjs
 cd "$work"
 if ! cmp -s package-lock.json installed; then
   npm ci --ignore-scripts --no-audit --no-fund --fetch-retries=5 --fetch-timeout=120000 > npm.log 2>&1 \

@@ -5,6 +5,7 @@ import {showDevices} from './devices.js';
 import {clock, duration, percent, plural} from './format.js';
 import {historyOf, remember} from './history.js';
 import {showInMap, showMap, startMap} from './map.js';
+import {watchMore} from './more.js';
 import {showOoms} from './ooms.js';
 import {assignColors, onThemeChange, startTheme} from './palette.js';
 import {go, href, keep, route, startRoute} from './route.js';
@@ -13,12 +14,14 @@ import {matches, showSearch, startSearch} from './search.js';
 import {limitOf, showSession} from './session_view.js';
 import {showSessions, startSessions} from './sessions.js';
 import {showHistory, showTimeline, startTimeline} from './timeline.js';
+import {startTips} from './tips.js';
 
 const STATE_MS = 1000;
 const MAP_MS = 1050;  // clients are asked once a second
 const TIMELINE_MS = 2000;
 const UNSEEN_MS = 10_000;  // between looks while nobody looks, for the histories; browsers may make it a minute
 const PATIENCE_MS = 4000;  // with an answer
+const RETRY_MS = 30_000;   // after the daemon has said that it has no history of a session
 const GAP_MS = 10_000;     // nobody knows what was between answers that are further apart
 const UNSEEN_GAP_MS = 75_000;
 const STALE_MS = 3500;     // figures older than this are said to be old
@@ -31,6 +34,8 @@ let receivedAt = null; // ... by the clock
 let why = '';          // the last question had no answer
 let wasHidden = document.hidden;  // since the last answer
 let oomsShown = '';    // whose, and how many there are in all
+let kept = null;       // the daemon's history of a session: {what, answer}
+let keepsNone = null;  // when it last said that it has none: {what, at}
 let listTop = 0;       // how far the list of sessions was scrolled
 
 // The device that is shown. An address may name one that is not there: only the first one surely is.
@@ -68,13 +73,17 @@ function showList(matching) {
   const {search} = route();
   const none = search !== '' && state.sessions.length > 0 ? `No session matches “${search}”.` : null;
   showSearch(matching.length, state.sessions.length);
-  showSessions(byId('sessions'), byId('sessions-note'), byId('sessions-empty'), matching, state, device());
+  const order =
+    showSessions(byId('sessions'), byId('sessions-note'), byId('sessions-empty'), matching, state, device());
   setText(byId('sessions-empty'), none ?? (isEnding() ?
     'The daemon has closed all sessions. What their programs still hold is “left behind”.' :
     'No session is open. “vramctl hold 1GiB” opens one.'));
-  showInMap(search === '' ? null : new Set(matching.map((session) => session.id)),
-    none ?? 'Segments appear here when programs allocate, each with its blocks.');
+  showInMap(order, search !== '', none ?? 'Segments appear here when programs allocate, each with its blocks.');
 }
+
+// What the daemon is asked a history of.
+const timelineOf = () => `device=${device()}${alone() ? `&session=id:${route().session}` : ''}`;
+const keptNow = () => (kept?.what === timelineOf() && kept.answer.time_ms.length > 0 ? kept.answer : null);
 
 function show() {
   for (const element of document.querySelectorAll('[data-in]')) {
@@ -92,10 +101,10 @@ function show() {
   document.title = `${percent(reserved / capacity)} reserved · vrambroker`;
   if (alone()) {
     const {session} = route();
-    document.title = `${showSession(state.sessions, device(), state.devices)} · vrambroker`;
+    document.title = `${showSession(state, device())} · vrambroker`;
     setText(byId('all-sessions-count'), plural(state.sessions.length, 'session'));
-    showInMap(new Set([session]), `This session holds no memory of device ${device()}.`);
-    showHistory(byId('timeline-title'), byId('timeline-note'), session, device(), limitOf(device()));
+    showInMap([session], true, `This session holds no memory of device ${device()}.`);
+    showHistory(byId('timeline-title'), byId('timeline-note'), session, device(), limitOf(device()), keptNow());
     showScopesOfSession();
   } else {
     showDevices(byId('devices'), state, device(), (ordinal) => keep({device: ordinal}));
@@ -108,7 +117,7 @@ function hideEmptyCards() {
   const {session} = route();
   const gone = alone() && state !== null && !state.sessions.some(({id}) => id === session);
   byId('map-panel').hidden = gone;
-  byId('timeline-panel').hidden = gone && historyOf(session, device()).time_ms.length === 0;
+  byId('timeline-panel').hidden = gone && (keptNow() ?? historyOf(session, device())).time_ms.length === 0;
   byId('ooms-panel').hidden = gone && (!oomsShown.startsWith(`${session} `) || byId('ooms').childElementCount === 0);
 }
 
@@ -171,10 +180,22 @@ async function askMap() {
 }
 
 async function askTimeline() {
-  if (alone()) return;  // the daemon keeps no history of a session
-  const wanted = device();
-  const timeline = await ask(`/api/v1/timeline?device=${wanted}`);
-  if (wanted === device() && !alone()) showTimeline(byId('timeline-title'), byId('timeline-note'), timeline);
+  const what = timelineOf();
+  if (keepsNone?.what === what && performance.now() - keepsNone.at < RETRY_MS) return;
+  let answer = null;
+  try {
+    answer = await ask(`/api/v1/timeline?${what}`);
+  } catch (error) {
+    if (!what.includes('session')) throw error;
+    keepsNone = {what, at: performance.now()};  // what this page has seen is shown
+  }
+  if (answer === null || what !== timelineOf()) return;
+  if (alone()) {
+    kept = {what, answer};
+    show();
+  } else {
+    showTimeline(byId('timeline-title'), byId('timeline-note'), answer);
+  }
 }
 
 // Says how old the figures are.
@@ -212,7 +233,10 @@ startSearch();
 startMap((session) => {
   if (session !== route().session) go({session});
 });
-startSessions(byId('sessions'));
+startSessions(byId('sessions'), byId('sort'));
+startTips();
+watchMore(byId('sessions-box'), byId('sessions-more'), 'Rows', () => [...byId('sessions').tBodies[0].rows]);
+watchMore(byId('ooms-box'), byId('ooms-more'), 'Refusals', () => [...byId('ooms').children]);
 startTimeline(byId('timeline'));
 onThemeChange(show);
 startRoute(onRoute);
@@ -221,7 +245,7 @@ for (const link of document.querySelectorAll('a[data-jump]')) {
   link.addEventListener('click', (event) => {
     event.preventDefault();
     const title = document.querySelector(link.getAttribute('href'));
-    title.closest('section').scrollIntoView();
+    title.closest('section, main').scrollIntoView();
     title.focus({preventScroll: true});
   });
 }

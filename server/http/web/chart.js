@@ -5,6 +5,7 @@ import {bytes, clock, day, moment, shortBytes} from './format.js';
 import {color} from './palette.js';
 
 const LEAST_SECONDS = 60;  // shown of what has just begun
+const HEADROOM = 1.03;     // a line at the end of the scale is whole
 const LABEL_ROOM = 30;     // at the right: half of the last label of the time axis
 
 // Sums from the bottom: the largest is drawn first.
@@ -82,13 +83,13 @@ export class Chart {
       height: 100,
       padding: [8, LABEL_ROOM, 0, 0],
       cursor: {y: false, points: {show: false}},
-      scales: {x: {range: () => timeRange(this.data.time_ms)}, y: {range: () => [0, this.data.top]}},
+      scales: {x: {range: () => timeRange(this.data.time_ms)}, y: {range: () => [0, HEADROOM * this.data.top]}},
       axes: [
         {...axis, size: 30, gap: 9, space: 72, values: (u, times, axisIndex, space, step) =>
           times.map((s) => timeLabel(new Date(1000 * s), step))},
         // Powers of two, so that labels are round in the units of memory.
         {...axis, size: 62, values: (u, values) => values.map(shortBytes),
-          splits: (u, index, min, max) => [0, 0.25, 0.5, 0.75, 1].map((part) => part * max)},
+          splits: () => [0, 0.25, 0.5, 0.75, 1].map((part) => part * this.data.top)},
       ],
       series: [
         {label: 'time', value: (u, s) => (s === null ? 'now' : moment(new Date(1000 * s)))},

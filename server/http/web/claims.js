@@ -17,21 +17,23 @@ function ownerOf(claim) {
   return claim.owner_uid === null ? 'for everyone' : `uid ${claim.owner_uid}`;
 }
 
+// What a session holds of a device, without what the daemon does not know the blocks of.
+export const knownOf = (held) => held.known_bytes ?? held.reserved_bytes - held.unknown_bytes;
+
 // What a claim has, under the keys of a session: a row of the same columns.
 function asSession(claim, sessions) {
   const sum = (device, of) => sessions.reduce((total, session) => total + of(session.devices[device]), 0);
-  const devices = claim.devices.map((held, device) => {
-    const known = held.reserved_bytes - held.left_behind_bytes - sum(device, (of) => of.unknown_bytes);
-    return {
-      ...held,
-      over_limit: held.reserved_bytes > held.limit_bytes,
-      inactive_split_bytes: sum(device, (of) => of.inactive_split_bytes),
-      fragmentation_ratio: known > 0 ? Math.max(0, 1 - held.allocated_bytes / known) : 0,
-      num_ooms: claim.refusals,
-      waiting: sessions.flatMap((session) => session.devices[device].waiting).sort((a, b) => a.place - b.place),
-    };
-  });
-  return {id: 0, name: claim.name, state: claim.state, devices,
+  const devices = claim.devices.map((held, device) => ({
+    ...held,
+    over_limit: held.reserved_bytes > held.limit_bytes,
+    inactive_split_bytes: sum(device, (of) => of.inactive_split_bytes),
+    known_bytes: sum(device, knownOf),
+    num_ooms: claim.refusals,
+    waiting: sessions.flatMap((session) => session.devices[device].waiting).sort((a, b) => a.place - b.place),
+  }));
+  const idle = sessions.map((session) => session.idle_ms ?? null).filter((ms) => ms !== null);
+  const [started] = sessions.map((session) => session.started).sort();
+  return {id: 0, name: claim.name, state: claim.state, devices, started, idle_ms: idle.length > 0 ? Math.min(...idle) : null,
     details: `claim · ${plural(claim.sessions, 'session')} · ${ownerOf(claim)}`};
 }
 
@@ -51,7 +53,8 @@ function byClaim(sessions) {
 }
 
 // `matching`: those of `sessions` that the search finds. Returns the rows in the order of `compare`, those of claims with
-// `claim` and their sessions after them: {key, session, claim?, isCollapsed?, isInClaim?}.
+// `claim` and their sessions after them: {key, session, claim?, isCollapsed?, isInClaim?}; and the ids of all sessions that
+// are found, in the same order.
 export function rowsOf(matching, {sessions, claims}, search, device, compare) {
   const rows = [];
   const grouped = new Set();
@@ -64,12 +67,15 @@ export function rowsOf(matching, {sessions, claims}, search, device, compare) {
     if (!isUsed(claim, device, its)) continue;
     grouped.add(claim.name);
     const isCollapsed = hidden.has(claim.name);
-    rows.push({key: `claim ${claim.name}`, session: asSession(claim, its), claim, isCollapsed,
-      below: isCollapsed ? [] : shown.sort(compare)});
+    rows.push({key: `claim ${claim.name}`, session: asSession(claim, its), claim, isCollapsed, its: shown.sort(compare)});
   }
   for (const session of matching) {
-    if (!grouped.has(session.claim)) rows.push({key: String(session.id), session, below: []});
+    if (!grouped.has(session.claim)) rows.push({key: String(session.id), session});
   }
-  return rows.sort((a, b) => compare(a.session, b.session)).flatMap((row) =>
-    [row, ...row.below.map((session) => ({key: String(session.id), session, isInClaim: true}))]);
+  rows.sort((a, b) => compare(a.session, b.session));
+  return {
+    rows: rows.flatMap((row) => [row, ...(row.claim === undefined || row.isCollapsed ? [] :
+      row.its.map((session) => ({key: String(session.id), session, isInClaim: true})))]),
+    order: rows.flatMap(({session, its = [session]}) => its.map(({id}) => id)),
+  };
 }

@@ -3,19 +3,33 @@
 import {el, keyed, setText} from './dom.js';
 import {bytes} from './format.js';
 
-// `title`: what it is; `key`: its part in the bar; `heat`: how urgent it is.
-export function figure(name, title, text, {key = '', heat = ''} = {}) {
-  return {name, title, text, key, heat};
+// `tip`: what it is; `key`: its part in the bar; `heat`: how urgent it is.
+export function figure(name, tip, text, {key = '', heat = ''} = {}) {
+  return {name, tip, text, key, heat};
 }
+
+// Left out where there is nothing of it, or where that is not known.
+export function figureOf(value, name, tip, text, options = {}) {
+  return value ? [figure(name, tip, typeof text === 'function' ? text(value) : text, options)] : [];
+}
+
+// The share of fragmented memory in what is held and known; memory that can be given back is no part of it.
+export const fragmentedShare = (fragmented, held) => (held > 0 ? fragmented / held : 0);
+
+// Whether it is worth a look, by a rule of thumb.
+export const isFragmented = (fragmented, held) => held >= 2 ** 30 && fragmentedShare(fragmented, held) > 0.3;
+
+export const SHARE_TIP = 'Fragmented, of the reserved memory of sessions whose blocks are known. What is reclaimable counts ' +
+  'as reserved alone. Above 30% of 1 GiB or more it is worth a look (a rule of thumb)';
 
 export function showFigures(list, figures) {
   keyed(list, figures, ({name}) => name,
     ({name, key}) => el('div', {},
-      el('dt', {}, key === '' ? null : el('i', {class: `key ${key}`}), name),
+      el('dt', {}, key === '' ? null : el('i', {class: `key ${key}`}), el('button', {type: 'button', class: 'term'}, name)),
       el('dd', {'data-figure': name.replaceAll(' ', '_')})),
-    (entry, {title, text, heat}) => {
+    (entry, {tip, text, heat}) => {
       setText(entry.querySelector('dd'), text);
-      entry.title = title;
+      entry.querySelector('button').dataset.tip = tip;
       entry.className = heat;
     });
 }
@@ -26,5 +40,5 @@ export function showBar(bar, parts, of, whole) {
     part.style.width = `${100 * value(of) / whole}%`;
   });
   bar.setAttribute('aria-label', `Of ${bytes(whole)}: ` +
-    parts.map(([, name, value]) => `${name} ${bytes(value(of))}`).join(', '));
+    parts.filter(([, , value]) => value(of) > 0).map(([, name, value]) => `${name} ${bytes(value(of))}`).join(', '));
 }

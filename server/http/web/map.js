@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memory map: each segment a bar, to scale, with its blocks. Only the lines in view are drawn.
 import {byId, el, setText} from './dom.js';
-import {bytes, percent, plural, shortBytes} from './format.js';
+import {bytes, plural, shortBytes} from './format.js';
 import {drawLabel, drawSlice, forgetPatterns} from './map_draw.js';
 import {FREE, LINE, blockAt, groupsOf, isReclaimable, layOut, lineBytesOf, prepare} from './map_layout.js';
+import {showMore} from './more.js';
 import {onThemeChange} from './palette.js';
 import {scopeOf} from './scopes.js';
 
+const FRAME_PADDING = 10;  // as in style.css
 const STATES = ['fragmented', 'allocated', 'freed, still in use by a stream'];
 
 let canvas, frame, sizer, tip, mark;
 let onChoose = () => {};
 let answer = null;   // of /api/v1/map, with what prepare() adds
 let wanted = null;   // ids of the sessions that are shown alone
+let order = [];      // ids of sessions, as in the table
 let layout = {groups: [], slices: [], height: 0};
 let cursor = null;   // {segment, block}: what the keyboard is on
 let frameAsked = false;
@@ -23,7 +26,7 @@ function draw() {
   const started = performance.now();
   const width = sizer.clientWidth;
   if (width <= 0) return;
-  layout = layOut(groupsOf(answer, wanted), width);
+  layout = layOut(groupsOf(answer, wanted, order), width);
   const whole = Math.max(LINE, layout.height) + 2;
   sizer.style.height = `${whole}px`;
   // The window's height bounds the frame's.
@@ -43,6 +46,7 @@ function draw() {
   for (const slice of layout.slices) if (inView(slice.y, slice.y + LINE)) drawSlice(context, slice, slice.y - top);
   canvas.dataset.drawMs = (performance.now() - started).toFixed(2);
   canvas.dataset.groups = String(layout.groups.length);
+  showMore(frame, byId('map-more'), 'Rows', [...new Set(layout.groups.map(({end}) => end + FRAME_PADDING))]);
 }
 
 // How much of the map is above the canvas, which stays in view.
@@ -207,11 +211,12 @@ export function startMap(onSession) {
   });
 }
 
-// Of the sessions with these ids alone; null: everything. `empty`: what to say when there is nothing.
-export function showInMap(ids, empty) {
-  const same = wanted === ids || (wanted !== null && ids !== null && wanted.size === ids.size &&
-    [...ids].every((id) => wanted.has(id)));
-  wanted = ids;
+// Of the sessions with these ids, in this order, and of them alone where `alone` says so. `empty`: what to say when there
+// is nothing.
+export function showInMap(ids, alone, empty) {
+  const same = (wanted !== null) === alone && order.join() === ids.join();
+  wanted = alone ? new Set(ids) : null;
+  order = ids;
   setText(byId('map-empty'), empty);
   if (!same && answer !== null) describeAll();
 }
@@ -224,7 +229,7 @@ export function showMap(map) {
 
 function describeAll() {
   askForFrame();
-  const groups = groupsOf(answer, wanted);
+  const groups = groupsOf(answer, wanted, order);
   const segments = groups.flatMap((group) => group.segments);
   const sum = (of) => segments.reduce((total, segment) => total + of(segment), 0);
   const blocks = sum((segment) => segment.starts?.length ?? 0);
@@ -243,11 +248,11 @@ function describeAll() {
   const total = sum((segment) => segment.bytes);
   const reclaimable = sum((segment) => (isReclaimable(segment) ? segment.bytes : 0));
   const fragmented = sum((segment) => segment.free ?? 0) - reclaimable;
-  const shares = total === 0 ? '' :
-    `, ${percent(fragmented / total)} of it fragmented, ${percent(reclaimable / total)} reclaimable`;
+  const shares = total === 0 ? '' : `, ${bytes(fragmented)} of it fragmented, ${bytes(reclaimable)} reclaimable`;
   setText(byId('map-summary'), `${bytes(total)} in ${parts.join(', ')}${shares}. ${perGroup.join('; ')}.`);
   byId('map-empty').hidden = segments.length > 0;
   frame.hidden = segments.length === 0;
   canvas.dataset.blocks = String(blocks);
   canvas.dataset.segments = String(segments.length);
+  canvas.dataset.order = groups.map(({label}) => label).join('\n');
 }

@@ -8,18 +8,22 @@ import {color, sessionColorName} from './palette.js';
 const THIN = 3;  // blocks below this width are drawn together
 
 const patterns = new Map();
-function hatch(context, name, falling) {
-  const key = `${name} ${falling}`;
+// Stripes that run 'up', 'down' or 'upright', as in bars.
+function hatch(context, name, run) {
+  const key = `${name} ${run}`;
   if (patterns.has(key)) return patterns.get(key);
   const size = 6;
   const tile = el('canvas', {width: size, height: size});
   const draw = tile.getContext('2d');
+  draw.fillStyle = color('--hole');
+  draw.fillRect(0, 0, size, size);
   draw.strokeStyle = color(name);
-  draw.lineWidth = 2;
+  draw.lineWidth = run === 'upright' ? 3 : 2;
+  const [from, to] = {up: [size, 0], down: [0, size], upright: [0, size]}[run];
   for (const shift of [-size, 0, size]) {
     draw.beginPath();
-    draw.moveTo(shift, falling ? 0 : size);
-    draw.lineTo(shift + size, falling ? size : 0);
+    draw.moveTo(run === 'upright' ? 1.5 : shift, from);
+    draw.lineTo(run === 'upright' ? 1.5 : shift + size, to);
     draw.stroke();
   }
   const pattern = context.createPattern(tile, 'repeat');
@@ -50,7 +54,7 @@ function drawBlocks(context, slice, y, name) {
     const end = slice.x + (Math.min(starts[i] + blocks[3 * i], slice.to) - slice.from) * slice.scale;
     if (state === PENDING) {
       flush();
-      context.fillStyle = hatch(context, name, false);
+      context.fillStyle = hatch(context, name, 'up');
       context.fillRect(begin, y, end - begin, LINE);
       context.fillStyle = fill;
     } else if (end - begin >= THIN) {
@@ -67,25 +71,29 @@ function drawBlocks(context, slice, y, name) {
 export function drawSlice(context, slice, y) {
   const {group, segment, x, w} = slice;
   const name = sessionColorName(group.key);
-  context.fillStyle = color(isReclaimable(segment) ? '--reclaimable' : '--hole');
+  const known = segment.starts !== undefined;
+  context.fillStyle = known ? color(isReclaimable(segment) ? '--reclaimable' : '--fragmented') :
+    hatch(context, '--allocated', 'upright');
   context.fillRect(x, y, w, LINE);
   let edge = '--hole-edge';
   if (segment.state === 'idle') {
-    context.fillStyle = hatch(context, '--cached', false);
+    context.fillStyle = hatch(context, '--cached', 'up');
     context.fillRect(x, y, w, LINE);
   } else if (segment.state === 'quarantined') {
-    context.fillStyle = hatch(context, '--quarantined', true);
+    context.fillStyle = hatch(context, '--quarantined', 'down');
     context.fillRect(x, y, w, LINE);
     edge = '--quarantined';
-  } else if (segment.starts !== undefined) {
+  } else if (known) {
     drawBlocks(context, slice, y, name);
   } else {
     edge = name;
     context.setLineDash([4, 3]);
-    if (w > 76) {
-      context.fillStyle = color('--muted');
+    if (w > 96) {
+      context.fillStyle = color('--hole');
+      context.fillRect(x + 5, y + 2, 88, LINE - 4);
+      context.fillStyle = color('--text');
       context.font = '11px system-ui, sans-serif';
-      context.fillText(group.answer === 'too_many_blocks' ? 'too many blocks' : 'no answer', x + 7, y + 13);
+      context.fillText(group.answer === 'too_many_blocks' ? 'too many blocks' : 'no answer', x + 9, y + 13);
     }
   }
   context.strokeStyle = color(edge);

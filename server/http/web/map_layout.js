@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the memory map has what. Segments flow like words in lines; one that is longer than a line goes on in the next.
-// They are grouped by session, then what the daemon holds. Many groups are set in columns.
+// They are grouped by session, then what the daemon holds. Many groups are set in rows of several, in reading order.
 
 export const LINE = 18;  // height of a bar; all in CSS pixels
 export const LABEL = 138;  // width of the labels; none on narrow pages, where they have a line of their own
@@ -12,6 +12,7 @@ export const SLIM = 8;  // segments below this width have no edge
 const LEAST_WIDTH = 3;  // of a segment
 const NARROW = 560;
 const LINES_WANTED = 9;
+const MOST_LINES = 4;   // of a group among many
 const FEW = 8;  // groups that have one column
 const COLUMN = 520;
 const COLUMN_GAP = 28;
@@ -52,8 +53,8 @@ export function blockAt(segment, offset) {
   return low;
 }
 
-// `wanted`: ids of the sessions that are shown alone; null: all, and what belongs to none.
-export function groupsOf(map, wanted) {
+// `wanted`: ids of the sessions that are shown alone; null: all, and what belongs to none. `order`: ids as in the table.
+export function groupsOf(map, wanted, order) {
   const sessions = new Map(map.sessions.map((session) => [session.id,
     {key: session.id, label: session.name, answer: session.answer, segments: []}]));
   const quarantined = {key: 'quarantined', label: 'left behind', segments: []};
@@ -72,16 +73,21 @@ export function groupsOf(map, wanted) {
       sessions.get(segment.session_id).segments.push(segment);
     }
   }
-  const groups = [...sessions.values(), quarantined, cached].filter((group) => group.segments.length > 0 &&
+  const places = new Map(order.map((id, place) => [id, place]));
+  const placeOf = ({key}) => places.get(key) ?? order.length;
+  const sorted = [...sessions.values()].sort((a, b) => placeOf(a) - placeOf(b));
+  const groups = [...sorted, quarantined, cached].filter((group) => group.segments.length > 0 &&
     (wanted === null || wanted.has(group.key)));
   for (const group of groups) group.bytes = group.segments.reduce((sum, segment) => sum + segment.bytes, 0);
   return groups;
 }
 
-// About as many lines as there are groups, or more; in steps, so that bars grow and shrink rarely.
+// About as many lines as there are groups, or more, and few of one among many; in steps, so that bars grow and shrink
+// rarely.
 export function lineBytesOf(groups) {
   const total = groups.reduce((sum, group) => sum + group.bytes, 0);
-  const wanted = Math.max(total / Math.max(LINES_WANTED, groups.length), 2 ** 21);
+  const largest = groups.length <= FEW ? 0 : Math.max(...groups.map(({bytes}) => bytes));
+  const wanted = Math.max(total / Math.max(LINES_WANTED, groups.length), largest / MOST_LINES, 2 ** 21);
   const power = 2 ** Math.ceil(Math.log2(wanted));
   return wanted <= 0.75 * power ? 0.75 * power : power;
 }
@@ -123,12 +129,13 @@ export function layOut(groups, width) {
   const lineWidth = columnWidth - labelWidth;
   const scale = lineWidth / lineBytesOf(groups);
   const slices = [];
-  const ends = new Array(columns).fill(0);
-  for (const group of groups) {
-    const column = ends.indexOf(Math.min(...ends));  // the shortest: they end together
-    Object.assign(group, {narrow, x: column * (columnWidth + COLUMN_GAP), y: ends[column], width: columnWidth});
+  let [top, end] = [0, 0];  // of the row
+  groups.forEach((group, i) => {
+    const column = i % columns;
+    if (column === 0 && i > 0) top = end + GROUP_GAP;
+    Object.assign(group, {narrow, x: column * (columnWidth + COLUMN_GAP), y: top, width: columnWidth});
     place(group, group.x + labelWidth, lineWidth, scale, slices);
-    ends[column] = group.end + GROUP_GAP;
-  }
-  return {groups, slices, height: Math.max(0, Math.max(...ends) - GROUP_GAP)};
+    end = Math.max(end, group.end);
+  });
+  return {groups, slices, height: end};
 }

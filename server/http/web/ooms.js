@@ -51,7 +51,7 @@ export function showOoms(list, note, empty, answer, ofOne) {
         el('span', {class: `badge ${oom.cause === 'FRAGMENTATION' ? 'bad' : 'warn'}`}, CAUSES[oom.cause] ?? oom.cause),
         el('span', {}, `asked for ${bytes(oom.requested_bytes)} on device ${oom.device}${inScope(oom.scope)}` +
           (oom.claim === '' ? '' : ` in claim ${oom.claim}`)),
-        el('time', {datetime: event.time, title: time.toLocaleString()}, moment(time))),
+        el('time', {datetime: event.time}, moment(time))),
       oom.explanation === '' ? null : el('p', {class: 'why'}, oom.explanation),
       scopesOf(oom),
       ...(oom.cause === 'FRAGMENTATION' ? oom.pinned_segments : []).map((segment) => el('p', {class: 'why'}, pinned(segment))),

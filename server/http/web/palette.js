@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Colours: of the style sheet, resolved for canvases, and one for each session that stays its own.
 
-const COLORS = 10;  // --session-0 to --session-9 in style.css
+// Hues of sessions, in degrees of OKLCH: all but the reds, which are fragmented. Their order sets neighbours far apart.
+const HUES = 12;
+const FIRST_HUE = 50;
+const HUE_STEP = 26.5;
+const SHADES = [[0.55, 0.75], [0.67, 0.87], [0.41, 0.62]];  // lightness in the light theme and in the dark one
 
 const probe = document.createElement('span');
 probe.className = 'probe';
@@ -28,8 +32,27 @@ export function onThemeChange(changed) {
 }
 
 const places = new Map();  // by session id
+let defined = 0;
 
-// Sessions that are open at the same time get different colours, as far as there are enough.
+// Halves the steps between hues again and again: 0, 1/2, 1/4, 3/4, 1/8, ...
+function between(round) {
+  let [value, part] = [0, 0.5];
+  for (let rest = round; rest > 0; rest >>= 1, part /= 2) value += part * (rest & 1);
+  return value;
+}
+
+// Makes --session-0 up to --session-`place`. First come all hues, then all of them in other shades, then hues between them.
+function defineColors(place) {
+  for (; defined <= place; ++defined) {
+    const round = Math.floor(defined / (HUES * SHADES.length));
+    const hue = FIRST_HUE + HUE_STEP * ((5 * defined + 8) % HUES + between(round));
+    const [light, dark] = SHADES[Math.floor(defined / HUES) % SHADES.length];
+    const of = (lightness, chroma) => `oklch(${lightness} ${chroma} ${hue.toFixed(1)})`;
+    document.documentElement.style.setProperty(`--session-${defined}`, `light-dark(${of(light, 0.14)}, ${of(dark, 0.12)})`);
+  }
+}
+
+// Sessions that are open at the same time get different colours.
 export function assignColors(sessions) {
   const open = new Set(sessions.map((session) => session.id));
   for (const id of places.keys()) if (!open.has(id)) places.delete(id);
@@ -39,12 +62,13 @@ export function assignColors(sessions) {
     let place = 0;
     while (used.has(place)) ++place;
     places.set(session.id, place);
+    defineColors(place);
   }
 }
 
 export function sessionColorName(id) {
   const place = places.get(id);
-  return place === undefined ? '--muted' : `--session-${place % COLORS}`;
+  return place === undefined ? '--muted' : `--session-${place}`;
 }
 
 // The toggle: as the system says, light, dark. Kept by the browser, where it may.

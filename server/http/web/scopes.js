@@ -33,8 +33,8 @@ const SHARE = ['Share', 'share', 'Of the bytes in use now'];
 // A table of scopes without rows.
 export function scopeTable(properties, columns = COLUMNS) {
   return el('table', {...properties, class: 'plain'},
-    el('thead', {}, el('tr', {}, ...columns.map(([heading, kind, title]) =>
-      el('th', {scope: 'col', class: kind, title}, heading)))),
+    el('thead', {}, el('tr', {}, ...columns.map(([heading, kind, tip]) =>
+      el('th', {scope: 'col', class: kind}, el('button', {type: 'button', class: 'term', 'data-tip': tip}, heading))))),
     el('tbody'));
 }
 

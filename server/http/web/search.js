@@ -3,19 +3,24 @@
 import {byId, setText} from './dom.js';
 import {keep, route} from './route.js';
 
-// What is written below a session's name.
+// What is written below a session's name: whose it is and what runs in it, as far as the daemon knows.
 export function detailsOf(session) {
-  const parts = [`id ${session.id}`, `pid ${session.pid}`];
-  if (session.tenant !== `uid:${session.uid}`) parts.push(`uid ${session.uid}`);
+  const parts = [`pid ${session.pid}`, session.user || `uid:${session.uid}`];
+  if (session.command) parts.push(session.command);
+  // A user's own tenant says nothing more, and a claim's neither.
+  if (![`uid:${session.uid}`, `claim:${session.claim}`].includes(session.tenant)) parts.push(session.tenant);
   if (session.placement === 'counted') parts.push('counted');  // its program has its memory of the driver itself
-  if (session.tenant !== `claim:${session.claim}`) parts.push(session.tenant);  // a claim's own tenant says nothing more
   if (session.claim !== '') parts.push(`claim ${session.claim}`);
   return parts.join(' · ');
 }
 
-// Whether each word of `search` is in the session's name or details.
+// The same, and by what commands find it.
+export const factsOf = (session) =>
+  `id ${session.id} · ${detailsOf(session)}${session.user ? ` · uid:${session.uid}` : ''}`;
+
+// Whether each word of `search` is in the session's name or facts.
 export function matches(session, search) {
-  const text = `${session.name} ${detailsOf(session)}`.toLowerCase();
+  const text = `${session.name} ${factsOf(session)} uid ${session.uid}`.toLowerCase();
   return search.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
 
@@ -50,5 +55,4 @@ export function showSearch(matching, all) {
   if (box.value !== search) box.value = search;
   byId('search-clear').hidden = search === '';
   setText(byId('search-count'), search === '' ? '' : `${matching} of ${all}`);
-  byId('search-count').title = search === '' ? '' : `${matching} of ${all} sessions match`;
 }

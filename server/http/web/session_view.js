@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The figures of one session, where the page shows it alone.
 import {byId, el, keyed, setText} from './dom.js';
-import {figure, showBar, showFigures} from './figures.js';
-import {bytes, moment, percent} from './format.js';
+import {knownOf} from './claims.js';
+import {SHARE_TIP, figure, figureOf, fragmentedShare, isFragmented, showBar, showFigures} from './figures.js';
+import {bytes, duration, moment, percent} from './format.js';
 import {sessionColorName} from './palette.js';
 import {href, route} from './route.js';
-import {detailsOf} from './search.js';
-import {stateOf, waitingText} from './sessions.js';
+import {factsOf} from './search.js';
+import {AGE_TIP, IDLE_TIP, ageOf, stateOf, waitingText} from './sessions.js';
 
-let last = null;  // as it was when it was there
+let last = null;  // as it was when it was there, and when that was
+let seen = 0;
 
 const PARTS = [
   ['allocated', 'allocated', (d) => d.allocated_bytes],
@@ -17,34 +19,37 @@ const PARTS = [
   ['unknown', 'unknown', (d) => d.unknown_bytes],
 ];
 
-function figuresOf(session, device) {
-  const refused = device.num_ooms;
+function figuresOf(session, device, now) {
+  const fragmented = device.inactive_split_bytes;
+  const known = knownOf(device);
+  const opened = moment(new Date(session.started));
   return [
-    figure('limit', 'What it may reserve at most', bytes(device.limit_bytes)),
-    figure('guarantee', 'Kept free for it at all times',
-      device.guarantee_bytes === 0 ? '–' : bytes(device.guarantee_bytes)),
-    figure('priority', 'Who has a higher one is served first', String(session.priority)),
-    figure('opened', new Date(session.started).toLocaleString(), moment(new Date(session.started))),
     figure('reserved', 'Handed to it and not given back', bytes(device.reserved_bytes),
       {heat: device.over_limit ? 'hot' : ''}),
-    figure('allocated', 'In blocks that the program uses', bytes(device.allocated_bytes), {key: 'allocated'}),
-    figure('fragmented', 'Free blocks in segments that are partly used: it cannot be given back',
-      bytes(device.inactive_split_bytes), {key: 'fragmented'}),
-    figure('reclaimable', 'In segments that are wholly free: it can be given back', bytes(device.idle_bytes),
+    figure('limit', 'What it may reserve at most', bytes(device.limit_bytes)),
+    ...figureOf(device.allocated_bytes, 'allocated', 'In blocks that the program uses', bytes, {key: 'allocated'}),
+    ...figureOf(fragmented, 'fragmented', 'Free blocks in segments that are partly used: it cannot be given back', bytes,
+      {key: 'fragmented'}),
+    ...figureOf(fragmented, 'fragmented share', SHARE_TIP, percent(fragmentedShare(fragmented, known)),
+      {heat: isFragmented(fragmented, known) ? 'warm' : ''}),
+    ...figureOf(device.idle_bytes, 'reclaimable', 'In segments that are wholly free: it can be given back', bytes,
       {key: 'reclaimable'}),
-    figure('most allocated', 'Since the peaks were last reset', bytes(device.allocated_bytes_peak)),
-    figure('fragmentation', '1 - allocated / reserved', percent(device.fragmentation_ratio)),
-    figure('waiting', waitingText(device), String(device.waiting.length),
-      {heat: device.waiting.length > 0 ? 'warm' : ''}),
-    figure('refused', 'Requests that got no memory', String(refused), {heat: refused > 0 ? 'hot' : ''}),
+    ...figureOf(device.unknown_bytes, 'unknown', 'The daemon does not know its blocks', bytes, {key: 'unknown'}),
+    ...figureOf(device.allocated_bytes_peak, 'most allocated', 'Since the peaks were last reset', bytes),
+    ...figureOf(device.guarantee_bytes, 'guarantee', 'Kept free for it at all times', bytes),
+    ...figureOf(session.priority, 'priority', 'Who has a higher one is served first', String),
+    ...figureOf(device.waiting.length, 'waiting', waitingText(device), String, {heat: 'warm'}),
+    ...figureOf(device.num_ooms, 'refused', 'Requests that got no memory', String, {heat: 'hot'}),
+    figure('age', `${AGE_TIP}: ${opened}`, duration(ageOf(session, now))),
+    ...figureOf(typeof session.idle_ms === 'number', 'last use', IDLE_TIP, `${duration(session.idle_ms)} ago`),
   ];
 }
 
-// `sessions`: all that are open. Returns its name.
-export function showSession(sessions, deviceIndex, devices) {
+// Returns its name. `time`: of the state.
+export function showSession({sessions, devices, time}, deviceIndex) {
   const {session: id} = route();
   const open = sessions.find((each) => each.id === id);
-  if (open !== undefined) last = open;
+  if (open !== undefined) [last, seen] = [open, Date.parse(time)];
   const session = open ?? (last?.id === id ? last : undefined);
   const gone = byId('session-gone');
   gone.hidden = open !== undefined;
@@ -63,10 +68,10 @@ export function showSession(sessions, deviceIndex, devices) {
   setText(badge, text);
   badge.className = `badge ${heat}`;
   byId('session-dot').style.background = `var(${sessionColorName(id)})`;
-  setText(byId('session-details'), detailsOf(session));
+  setText(byId('session-details'), factsOf(session));
   byId('session-snapshot').href = `/snapshot.json?session=id:${id}`;
   showBar(byId('session-bar'), PARTS, device, Math.max(device.limit_bytes, device.reserved_bytes, 1));
-  showFigures(byId('session-figures'), figuresOf(session, device));
+  showFigures(byId('session-figures'), figuresOf(session, device, seen));
   // It may hold memory of several devices: each leads to its own figures, map and history.
   keyed(byId('session-devices'), devices.length > 1 ? session.devices : [], (held) => held.device,
     () => el('a', {}), (link, held) => {
