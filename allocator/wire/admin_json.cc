@@ -125,6 +125,8 @@ Json ToJson(const v1::Session& session) {
           {"name", session.name()},
           {"pid", session.pid()},
           {"uid", session.uid()},
+          {"user", session.user()},
+          {"command", session.command()},
           {"rule", session.rule()},
           {"tenant", session.tenant()},
           {"placement", session.placement()},
@@ -133,6 +135,7 @@ Json ToJson(const v1::Session& session) {
           {"state", StateName(session.state())},
           {"started", absl::FormatTime(absl::RFC3339_full, absl::FromUnixSeconds(session.started().seconds()),
                                        absl::UTCTimeZone())},
+          {"idle_ms", session.optional_idle_case() == v1::Session::kIdleMs ? Json(session.idle_ms()) : Json(nullptr)},
           {"devices", std::move(devices)}};
 }
 

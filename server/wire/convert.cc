@@ -151,6 +151,9 @@ v1::Session ToProto(const SessionView& info) {
   session.set_pid(info.caller.pid);
   session.set_uid(info.caller.uid);
   session.set_gid(info.caller.gid);
+  session.set_user(info.user);
+  session.set_command(info.command);
+  session.set_idle_ms(static_cast<uint64_t>(info.idle.count()));
   session.set_state(ToProto(info.state));
   *session.mutable_started() = ToProto(info.started);
   session.set_rule(info.terms.rule);

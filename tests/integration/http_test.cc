@@ -3,9 +3,11 @@
 // The daemon's HTTP port: what it answers is what vramctl says, and no client of it keeps others out.
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <pwd.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -123,6 +125,10 @@ TEST_F(HttpTest, SaysWhatVramctlSays) {
     sessions = CtlJson({"sessions"})["sessions"];
     return sessions.size() == 2 && sessions[0]["devices"][0]["allocated_bytes"] == 1024;
   }));
+  for (Json& session : sessions) {
+    session.erase("idle_ms");  // grows
+    session.erase("user");     // may not be known yet
+  }
   const Json state = Get("/api/v1/state");
   ExpectContains(state["sessions"], sessions, "state.sessions");
   Json devices = CtlJson({"status"})["devices"];
@@ -151,6 +157,27 @@ TEST_F(HttpTest, SaysWhatVramctlSays) {
            timeline["allocated_bytes"].back() == state["devices"][0]["allocated_bytes"] &&
            timeline["refusals"].back() == 1;
   }));
+}
+
+TEST_F(HttpTest, SaysWhoseASessionIsWhatItRunsAndSinceWhenItIsIdle) {
+  const passwd* const entry = getpwuid(geteuid());
+  const std::string user = entry == nullptr ? "" : entry->pw_name;
+  for (const Placement placement : {Placement::kLeased, Placement::kRemote}) {
+    placement_ = placement;
+    ASSERT_OK_AND_ASSIGN(Client client, VramctlDaemonTest::Connect("client"));
+    const auto session = [&] { return Get("/api/v1/sessions")["sessions"][0]; };
+    ASSERT_TRUE(WaitFor([&] { return session()["user"] == user; })) << session();
+    EXPECT_EQ(session()["command"], "http_test");
+    const auto idle_ms = [&] { return session()["idle_ms"].get<int64_t>(); };
+    constexpr int64_t kLongMs = 500;
+    EXPECT_TRUE(WaitFor([&] { return idle_ms() > kLongMs; })) << session();
+    EXPECT_TRUE(WaitFor([&] {
+      EXPECT_OK(client.Allocate(3_MiB).status());  // and frees it
+      return idle_ms() < kLongMs;
+    })) << session();
+  }
+  ASSERT_OK_AND_ASSIGN(const ClientProcess other, ConnectProcess("other"));
+  EXPECT_EQ(CtlJson({"sessions"})["sessions"].back()["command"], "test_client") << "another program";
 }
 
 TEST_F(HttpTest, TheTimelineTellsWhatSessionsCouldGiveBack) {

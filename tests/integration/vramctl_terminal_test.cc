@@ -559,12 +559,20 @@ TEST_F(WatchTest, SaysWhatStatusAndSessionsSay) {
     }
     return devices;
   };
+  // An idle time grows, and a name may not be known yet.
+  const auto without_times = [](Json sessions) {
+    for (Json& session : sessions) {
+      session.erase("idle_ms");
+      session.erase("user");
+    }
+    return sessions;
+  };
   std::string before;
   for (const std::string& line : lines) {
     const Json json = Json::parse(line, nullptr, false);
     ASSERT_FALSE(json.is_discarded()) << line;
     EXPECT_EQ(without_processes(json["devices"]), without_processes(CtlJson({"status"})["devices"]));
-    EXPECT_EQ(json["sessions"], CtlJson({"sessions"})["sessions"]);
+    EXPECT_EQ(without_times(json["sessions"]), without_times(CtlJson({"sessions"})["sessions"]));
     EXPECT_EQ(json["daemon_version"], CtlJson({"status"})["daemon_version"]);
     EXPECT_GT(json["time"].get<std::string>(), before);
     before = json["time"];
