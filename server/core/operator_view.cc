@@ -52,6 +52,7 @@ BrokerView OperatorView::Look() const {
       info.quarantine.push_back({.age = age, .holding = std::move(holding)});
     }
     info.processes = parts_.reconciliation->Get(device);
+    info.sensors = parts_.reconciliation->GetSensors(device);
     info.ooms = parts_.refusals->GetCounts(static_cast<int>(device));
     for (const auto& [session, account] : of_pool.accounts) info.leased_bytes += account.reserved_bytes;
     info.alloc_retries = registry.closed_retries[device];

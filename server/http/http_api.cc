@@ -217,6 +217,7 @@ HttpResponse HttpApi::State() const {
     device.set_carried_over_bytes(stats.carried_over_bytes);
     const DeviceView& info = view.devices[i];
     AddProcesses(*info.processes, device);
+    AddSensors(info.sensors, device);
     Json json = ToJson(device, {.allocated_bytes = info.stats.allocated_bytes.all.current,
                                 .leased_bytes = info.leased_bytes,
                                 .reclaimable_bytes = info.reclaimable_bytes,

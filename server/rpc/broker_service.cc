@@ -171,6 +171,7 @@ grpc::ServerUnaryReactor* BrokerService::GetDevices(grpc::CallbackServerContext*
   for (size_t i = 0; i < broker_.pools().size(); ++i) {
     v1::Device& device = *response->add_devices();
     device = ToProto(*broker_.pools()[i]);
+    AddSensors(broker_.reconciliation().GetSensors(i), device);
     if (is_observer) AddProcesses(*broker_.reconciliation().Get(i), device);
   }
   response->set_daemon_version(kVersion);

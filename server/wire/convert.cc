@@ -144,6 +144,14 @@ void AddProcesses(const DeviceProcesses& processes, v1::Device& device) {
   }
 }
 
+void AddSensors(const GpuSensors& sensors, v1::Device& device) {
+  if (sensors.use_percent.has_value()) device.mutable_use_percent()->set_value(*sensors.use_percent);
+  if (sensors.temperature_celsius.has_value()) {
+    device.mutable_temperature_celsius()->set_value(*sensors.temperature_celsius);
+  }
+  if (sensors.power_watts.has_value()) device.mutable_power_watts()->set_value(*sensors.power_watts);
+}
+
 v1::Session ToProto(const SessionView& info) {
   v1::Session session;
   session.set_id(Raw(info.id));

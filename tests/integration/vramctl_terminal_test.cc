@@ -551,11 +551,12 @@ TEST_F(WatchTest, SaysWhatStatusAndSessionsSay) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const std::vector<std::string> lines = absl::StrSplit(result.out, '\n', absl::SkipEmpty());
   ASSERT_EQ(lines.size(), 3u) << result.out;
-  // The daemon asks a GPU's driver for its processes by itself, at any time between the two.
+  // The daemon asks a GPU's driver for its processes and sensors by itself, at any time between the two.
   const auto without_processes = [](Json devices) {
     for (Json& device : devices) {
       device.erase("processes");
       device.erase("processes_fault");
+      for (const char* sensor : {"use_percent", "temperature_celsius", "power_watts"}) device.erase(sensor);
     }
     return devices;
   };
