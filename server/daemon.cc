@@ -608,7 +608,7 @@ absl::Status Daemon::AllLost() const {
 void Daemon::TakeSample() {
   const BrokerView view = broker_.operator_view().Look();
   broker_.fragmentation().Follow(view);
-  timeline_.Add(SamplesOf(view, std::chrono::system_clock::now()));
+  timeline_.Add(view, std::chrono::system_clock::now());
 }
 
 void Daemon::UpdateHealth() {

@@ -194,6 +194,36 @@ TEST_F(HttpTest, TheTimelineTellsWhatSessionsCouldGiveBack) {
   }));
 }
 
+TEST_F(HttpTest, TheTimelineOfASessionIsKeptByTheDaemon) {
+  ASSERT_OK_AND_ASSIGN(const Client idle, VramctlDaemonTest::Connect("idle"));
+  std::string path;
+  {
+    ASSERT_OK_AND_ASSIGN(Client client, VramctlDaemonTest::Connect("client", Limit(128_MiB)));
+    ASSERT_OK_AND_ASSIGN(const Buffer buffer, client.Allocate(24_MiB));
+    const Json session = CtlJson({"sessions"})["sessions"][1];
+    path = absl::StrCat("/api/v1/timeline?device=0&session=id:", session["id"].get<uint64_t>());
+    Json timeline;
+    ASSERT_TRUE(WaitFor([&] {
+      timeline = Get(path);
+      return timeline["time_ms"].size() > 1 && timeline["allocated_bytes"].back() == 24_MiB;
+    })) << timeline;
+    EXPECT_EQ(timeline["reserved_bytes"].back(), session["devices"][0]["reserved_bytes"]);
+    EXPECT_EQ(timeline["reserved_bytes"].size(), timeline["time_ms"].size());
+    EXPECT_EQ(timeline["allocated_bytes"].size(), timeline["time_ms"].size());
+    EXPECT_EQ(timeline["limit_bytes"], 128_MiB);
+    EXPECT_EQ(timeline["name"], "client");
+    EXPECT_EQ(timeline["session_id"], session["id"]);
+    EXPECT_EQ(timeline["device"], 0);
+    EXPECT_EQ(Get("/api/v1/timeline?session=client")["session_id"], session["id"]) << "by its name";
+    EXPECT_TRUE(Get("/api/v1/timeline?session=idle")["time_ms"].empty()) << "it has held nothing";
+  }
+  const auto answer = [&](const std::string& asked) { return daemon_->Get(asked).value_or(HttpAnswer()); };
+  EXPECT_TRUE(WaitFor([&] { return answer(path).code == 404; })) << answer(path).body << ": the session has ended";
+  EXPECT_EQ(answer("/api/v1/timeline?session=nobody").code, 404);
+  EXPECT_TRUE(StrContains(answer("/api/v1/timeline?session=nobody").body, "nobody"));
+  EXPECT_EQ(answer("/api/v1/timeline?session=idle&device=9").code, 400);
+}
+
 TEST_F(HttpTest, TheMapHasEverySegmentWithItsBlocks) {
   ASSERT_OK_AND_ASSIGN(ClientProcess leaving, ConnectProcess("leaving"));
   ASSERT_OK(leaving.Call("alloc 5000000"));
