@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <latch>
 #include <optional>
 #include <semaphore>
@@ -168,7 +169,7 @@ TEST_F(HttpTest, SaysWhoseASessionIsWhatItRunsAndSinceWhenItIsIdle) {
     ASSERT_OK_AND_ASSIGN(Client client, VramctlDaemonTest::Connect("client"));
     const auto session = [&] { return Get("/api/v1/sessions")["sessions"][0]; };
     ASSERT_TRUE(WaitFor([&] { return session()["user"] == user; })) << session();
-    EXPECT_EQ(session()["command"], "http_test");
+    EXPECT_EQ(session()["command"], program_invocation_short_name);
     const auto idle_ms = [&] { return session()["idle_ms"].get<int64_t>(); };
     constexpr int64_t kLongMs = 500;
     EXPECT_TRUE(WaitFor([&] { return idle_ms() > kLongMs; })) << session();
