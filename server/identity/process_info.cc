@@ -28,6 +28,7 @@ std::string ReadProc(pid_t pid, const char* file) {
 }
 
 constexpr size_t kMostCommandBytes = 64;  // of each of its parts
+constexpr absl::string_view kNul("\0", 1);
 
 absl::string_view LastPart(absl::string_view path) {
   return path.substr(path.rfind('/') + 1);  // npos + 1 is 0
@@ -70,7 +71,7 @@ std::string CommandOf(pid_t pid) {
 }
 
 std::string ParseCommand(absl::string_view text) {
-  const std::vector<absl::string_view> arguments = absl::StrSplit(text, '\0');
+  const std::vector<absl::string_view> arguments = absl::StrSplit(absl::StripSuffix(text, kNul), '\0');
   // A process that has changed its title has all of it, with blanks, in place of its first argument.
   const absl::string_view program = LastPart(arguments[0].substr(0, arguments[0].find(' ')));
   std::string command = CleanText(program, kMostCommandBytes);
