@@ -45,6 +45,7 @@
 #include "server/identity/saved_state.h"
 #include "server/identity/socket_dir.h"
 #include "server/identity/unix_socket.h"
+#include "server/identity/user_names.h"
 #include "server/monitoring/metrics.h"
 #include "server/pool/idle_decay.h"
 #include "server/rpc/admin_service.h"
@@ -111,6 +112,7 @@ class Daemon {
                                            const std::string& claim) { members_.NoteUnlessKnown(process, claim); },
                      .forget_members = [this](const std::string& claim) { members_.Forget(claim); },
                      .check_name = [this](absl::string_view name) { return CheckClaimDir(config_.socket_dir, name); }},
+                .user_name = UserNames::Getter(workers_.get()),
                 .set_timer = [this](SteadyTime time) { SetTimer(time); },
                 .watch_process = [this](const UniqueFd& pidfd,
                                         auto gone) { return WatchProcess(pidfd, std::move(gone)); },
@@ -606,7 +608,7 @@ absl::Status Daemon::AllLost() const {
 void Daemon::TakeSample() {
   const BrokerView view = broker_.operator_view().Look();
   broker_.fragmentation().Follow(view);
-  timeline_.Add(SamplesOf(view, std::chrono::system_clock::now()));
+  timeline_.Add(view, std::chrono::system_clock::now());
 }
 
 void Daemon::UpdateHealth() {

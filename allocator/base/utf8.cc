@@ -48,4 +48,20 @@ std::string ToUtf8(absl::string_view rest) {
   return text;
 }
 
+std::string CleanText(absl::string_view rest, size_t most_bytes) {
+  std::string text;
+  while (!rest.empty()) {
+    const size_t length = Utf8Length(rest);
+    const absl::string_view character = rest.substr(0, length == 0 ? 1 : length);
+    const unsigned char first = static_cast<unsigned char>(character[0]);
+    const bool is_late_control = length == 2 && first == 0xC2 && static_cast<unsigned char>(character[1]) < 0xA0;
+    const bool is_control = first < 0x20 || first == 0x7F || is_late_control;  // U+0080 to U+009F
+    const absl::string_view shown = length == 0 ? "\xEF\xBF\xBD" : is_control ? "_" : character;
+    if (text.size() + shown.size() > most_bytes) break;
+    absl::StrAppend(&text, shown);
+    rest.remove_prefix(character.size());
+  }
+  return text;
+}
+
 }  // namespace vrambroker

@@ -4,6 +4,7 @@
 #ifndef VRAMBROKER_ALLOCATOR_BASE_UTF8_H_
 #define VRAMBROKER_ALLOCATOR_BASE_UTF8_H_
 
+#include <cstddef>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -15,6 +16,10 @@ bool IsUtf8(absl::string_view text);
 
 // `text` with U+FFFD in place of each byte that is not part of a character.
 std::string ToUtf8(absl::string_view text);
+
+// The same with `_` in place of each control character: what a terminal or a log takes. Cut after a whole character, at
+// `most_bytes`.
+std::string CleanText(absl::string_view text, size_t most_bytes);
 
 }  // namespace vrambroker
 

@@ -18,6 +18,7 @@
 #include "allocator/device/cuda_driver.h"
 #include "allocator/device/cuda_status.h"
 #include "allocator/device/gpu_processes.h"
+#include "allocator/device/gpu_sensors.h"
 
 namespace vrambroker {
 namespace {
@@ -236,6 +237,8 @@ class CudaDevice : public Device {
     }
     return processes;
   }
+
+  GpuSensors ReadSensors() override { return ReadGpuSensors(properties_.uuid); }
 
   absl::Status Health() override {
     {

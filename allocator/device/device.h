@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -78,6 +79,13 @@ struct SegmentHolders {
 struct GpuProcess {
   pid_t pid = 0;
   uint64_t bytes = 0;
+};
+
+// The sensors of a GPU; none: not known.
+struct GpuSensors {
+  std::optional<double> use_percent;  // the share of the last moments in which a kernel ran
+  std::optional<double> temperature_celsius;
+  std::optional<double> power_watts;
 };
 
 // A segment of an earlier owner of the device, who has gone, that other processes still hold.
@@ -151,6 +159,9 @@ class Device : public EventSource {
   // All processes that use the device, by pid, this one among them. Unimplemented where nobody tells: host, and GPUs
   // whose driver does not, or does so by pids of another namespace.
   virtual absl::StatusOr<std::vector<GpuProcess>> FindProcesses();
+
+  // A host device has no sensors.
+  virtual GpuSensors ReadSensors() { return {}; }
 };
 
 // InvalidArgument unless `bytes` is a valid segment size. For implementations.

@@ -15,6 +15,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+Json ReadingJson(bool is_known, const v1::Reading& reading) {
+  return is_known ? Json(reading.value()) : Json(nullptr);
+}
+
 }  // namespace
 
 std::string JsonText(const Json& json, int indent) {
@@ -125,6 +129,8 @@ Json ToJson(const v1::Session& session) {
           {"name", session.name()},
           {"pid", session.pid()},
           {"uid", session.uid()},
+          {"user", session.user()},
+          {"command", session.command()},
           {"rule", session.rule()},
           {"tenant", session.tenant()},
           {"placement", session.placement()},
@@ -133,6 +139,7 @@ Json ToJson(const v1::Session& session) {
           {"state", StateName(session.state())},
           {"started", absl::FormatTime(absl::RFC3339_full, absl::FromUnixSeconds(session.started().seconds()),
                                        absl::UTCTimeZone())},
+          {"idle_ms", session.optional_idle_case() == v1::Session::kIdleMs ? Json(session.idle_ms()) : Json(nullptr)},
           {"devices", std::move(devices)}};
 }
 
@@ -216,6 +223,9 @@ Json ToJson(const v1::Device& device, const DeviceSums& sums) {
           {"carried_over_bytes", device.carried_over_bytes()},
           {"unknown_bytes", sums.unknown_bytes},
           {"fragmentation_ratio", FragmentationRatio(sums.allocated_bytes, known)},
+          {"use_percent", ReadingJson(device.has_use_percent(), device.use_percent())},
+          {"temperature_celsius", ReadingJson(device.has_temperature_celsius(), device.temperature_celsius())},
+          {"power_watts", ReadingJson(device.has_power_watts(), device.power_watts())},
           {"processes", std::move(processes)},
           {"processes_fault", device.processes_fault()},
           {"fault", device.fault()}};

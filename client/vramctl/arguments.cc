@@ -208,8 +208,14 @@ void CommandLine::AddCommandsThatShow() {
   Add(kShow, "status", "Show each device: what its capacity is used for.", [this] {
     return Status(context_);
   })->footer(kWords);
-  Add(kShow, "sessions", "List the sessions: what each one holds, its limit and its age.",
-      [this] { return Sessions(context_); });
+  Add(kShow, "sessions", "List the sessions: whose each one is, what it runs, what it holds, its limit and its age.",
+      [this] { return Sessions(context_); })
+      ->footer(
+          "Columns:\n"
+          "  COMMAND  the program and its script; other arguments may hold secrets\n"
+          "  IDLE     since the session last allocated or freed memory, as far as the daemon was told\n"
+          "  FRAG     1 - allocated / reserved\n"
+          "Columns that do not fit into the line are left out.");
 
   CLI::App* const top = Add(
       kShow, "top",

@@ -90,7 +90,7 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
       reconciliation_(options_.overhead_allowance_bytes, pools_, workers_, &sessions_),
       quarantine_checks_(pools_, workers_, &timer_),
       idle_releases_(pools_, workers_),
-      operator_view_(pools_, options_.clock,
+      operator_view_(pools_, options_.clock, options_.user_name,
                      {.sessions = &sessions_,
                       .waiting = &waiting_,
                       .refusals = &refusals_,
@@ -142,10 +142,12 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
                          .placement = options.placement,
                          .record_events = options_.record_events});
   if (!reserved.ok()) return reserved.status();
+  (void)options_.user_name(caller.uid);  // so that it is known when somebody looks
   // Seen by nobody until it is whole.
   const SessionSetup setup{.id = reserved->id,
                            .name = reserved->name,
                            .caller = caller,
+                           .command = CommandOf(caller.pid),
                            .terms = *terms,
                            .pools = pools_,
                            .workers = workers_,

@@ -4,11 +4,14 @@
 #ifndef VRAMBROKER_SERVER_CORE_BROKER_OPTIONS_H_
 #define VRAMBROKER_SERVER_CORE_BROKER_OPTIONS_H_
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "allocator/base/unique_fd.h"
@@ -37,6 +40,8 @@ struct BrokerOptions {
   std::chrono::milliseconds fragmentation_window = std::chrono::minutes(1);  // see FragmentationTrend
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
   ClaimHooks claims;
+  // The name of a user; empty: not known, or not yet. Waits for nothing.
+  std::function<std::string(uid_t uid)> user_name = [](uid_t) { return std::string(); };
   // Calls Broker::OnTimer() at `time`, or soon after; replaces the time that was set before. From any thread.
   std::function<void(SteadyTime time)> set_timer = [](SteadyTime) {};
   // Calls `gone`, from any thread, when the process of `pidfd` has ended; perhaps more than once. The result is for

@@ -45,6 +45,7 @@ struct DeviceView {
   std::chrono::milliseconds longest_waiting{0};    // 0: nothing waits
   std::array<uint64_t, kOomCauses.size()> ooms{};  // refusals ever, by OomCause
   uint64_t alloc_retries = 0;                      // of all sessions ever: requests that flushed their cache first
+  GpuSensors sensors;
   // That use it; never null.
   std::shared_ptr<const DeviceProcesses> processes = std::make_shared<const DeviceProcesses>();
 

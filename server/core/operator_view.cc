@@ -11,8 +11,9 @@
 
 namespace vrambroker {
 
-OperatorView::OperatorView(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock, Parts parts)
-    : pools_(std::move(pools)), clock_(std::move(clock)), parts_(parts) {}
+OperatorView::OperatorView(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock,
+                           std::function<std::string(uid_t uid)> user_name, Parts parts)
+    : pools_(std::move(pools)), clock_(std::move(clock)), user_name_(std::move(user_name)), parts_(parts) {}
 
 BrokerView OperatorView::Look() const {
   BrokerView view;
@@ -51,6 +52,7 @@ BrokerView OperatorView::Look() const {
       info.quarantine.push_back({.age = age, .holding = std::move(holding)});
     }
     info.processes = parts_.reconciliation->Get(device);
+    info.sensors = parts_.reconciliation->GetSensors(device);
     info.ooms = parts_.refusals->GetCounts(static_cast<int>(device));
     for (const auto& [session, account] : of_pool.accounts) info.leased_bytes += account.reserved_bytes;
     info.alloc_retries = registry.closed_retries[device];
@@ -60,10 +62,9 @@ BrokerView OperatorView::Look() const {
   }
   view.refusals = parts_.refusals->GetByTenant();
   view.sessions.reserve(sessions.size());
-  for (size_t i = 0; i < sessions.size(); ++i) view.sessions.push_back(ViewOf(*sessions[i], accounts[i]));
-  AddWaiting(absl::MakeSpan(view.sessions));
-  AddUse(absl::MakeSpan(view.sessions));
-  parts_.fragmentation->AddTo(absl::MakeSpan(view.sessions));
+  const SteadyTime now = clock_();
+  for (size_t i = 0; i < sessions.size(); ++i) view.sessions.push_back(ViewOf(*sessions[i], accounts[i], now));
+  Complete(absl::MakeSpan(view.sessions));
   for (size_t device = 0; device < view.devices.size(); ++device) {
     DeviceView& info = view.devices[device];
     info.left_behind_bytes = info.pool.quarantined_bytes;
@@ -137,11 +138,16 @@ SessionView OperatorView::Describe(const Session& session) const {
     // One that is just being closed has no account any more.
     accounts.push_back(pool->GetAccount(session.id()).value_or(AccountState()));
   }
-  SessionView info = ViewOf(session, accounts);
-  AddWaiting(absl::MakeSpan(&info, 1));
-  AddUse(absl::MakeSpan(&info, 1));
-  parts_.fragmentation->AddTo(absl::MakeSpan(&info, 1));
+  SessionView info = ViewOf(session, accounts, clock_());
+  Complete(absl::MakeSpan(&info, 1));
   return info;
+}
+
+void OperatorView::Complete(absl::Span<SessionView> infos) const {
+  for (SessionView& info : infos) info.user = user_name_(info.caller.uid);
+  AddWaiting(infos);
+  AddUse(infos);
+  parts_.fragmentation->AddTo(infos);
 }
 
 void OperatorView::AddUse(absl::Span<SessionView> infos) const {

@@ -4,7 +4,10 @@
 #ifndef VRAMBROKER_SERVER_CORE_OPERATOR_VIEW_H_
 #define VRAMBROKER_SERVER_CORE_OPERATOR_VIEW_H_
 
+#include <sys/types.h>
+
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -31,14 +34,17 @@ class OperatorView {
     const Reconciliation* reconciliation = nullptr;
     const Claims* claims = nullptr;
   };
-  // `pools` by device.
-  OperatorView(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock, Parts parts);
+  // `pools` by device. `user_name`: see BrokerOptions.
+  OperatorView(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock,
+               std::function<std::string(uid_t uid)> user_name, Parts parts);
 
   // All of it. What a pool counts, of all sessions, is of one moment for each device.
   BrokerView Look() const;
   SessionView Describe(const Session& session) const;
 
  private:
+  // Adds what ViewOf() does not know.
+  void Complete(absl::Span<SessionView> infos) const;
   void AddWaiting(absl::Span<SessionView> infos) const;
   void AddUse(absl::Span<SessionView> infos) const;
   // `shares`: what the pools had of each, by device, when the rest of `view` was looked at.
@@ -47,6 +53,7 @@ class OperatorView {
 
   const std::vector<SegmentPool*> pools_;
   const std::function<SteadyTime()> clock_;
+  const std::function<std::string(uid_t uid)> user_name_;
   const Parts parts_;
 };
 

@@ -21,7 +21,8 @@ Reconciliation::Reconciliation(uint64_t allowance_bytes, std::vector<SegmentPool
       workers_(*workers),
       sessions_(*sessions),
       is_looking_(pools_.size()),
-      found_(pools_.size(), std::make_shared<const DeviceProcesses>()) {}
+      found_(pools_.size(), std::make_shared<const DeviceProcesses>()),
+      sensors_(pools_.size()) {}
 
 void Reconciliation::Start() {
   for (size_t device = 0; device < pools_.size(); ++device) {
@@ -38,6 +39,7 @@ void Reconciliation::Look(size_t device) {
   const ByProcess before = GetCharged(device);
   const absl::StatusOr<std::vector<GpuProcess>> uses = pool.FindProcesses();
   const ByProcess after = GetCharged(device);
+  const GpuSensors sensors = pool.ReadSensors();
 
   auto found = std::make_shared<DeviceProcesses>();
   found->status = uses.status();
@@ -62,6 +64,7 @@ void Reconciliation::Look(size_t device) {
   {
     MutexLock lock(mu_);
     std::swap(found_[device], last);
+    sensors_[device] = sensors;
   }
   Log(device, last->status, found->status);
 }
@@ -69,6 +72,11 @@ void Reconciliation::Look(size_t device) {
 std::shared_ptr<const DeviceProcesses> Reconciliation::Get(size_t device) const {
   MutexLock lock(mu_);
   return found_[device];
+}
+
+GpuSensors Reconciliation::GetSensors(size_t device) const {
+  MutexLock lock(mu_);
+  return sensors_[device];
 }
 
 Reconciliation::ByProcess Reconciliation::GetCharged(size_t device) const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reconciliation: compares what processes use of a GPU, in the driver's words, with what they are charged.
+// Reconciliation: compares what processes use of a GPU, in the driver's words, with what they are charged. It reads the
+// GPU's sensors at the same time.
 #ifndef VRAMBROKER_SERVER_CORE_RECONCILIATION_H_
 #define VRAMBROKER_SERVER_CORE_RECONCILIATION_H_
 
@@ -64,6 +65,8 @@ class Reconciliation {
   void Look(size_t device) ABSL_LOCKS_EXCLUDED(mu_);
   // What the last look has found. Never null.
   std::shared_ptr<const DeviceProcesses> Get(size_t device) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The sensors at that look.
+  GpuSensors GetSensors(size_t device) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // What a process may use by the daemon's accounts. They change while the driver is asked.
@@ -85,6 +88,7 @@ class Reconciliation {
 
   mutable Mutex mu_;  // held for nothing but this; no other lock is taken
   std::vector<std::shared_ptr<const DeviceProcesses>> found_ ABSL_GUARDED_BY(mu_);  // by device
+  std::vector<GpuSensors> sensors_ ABSL_GUARDED_BY(mu_);                            // likewise
 };
 
 }  // namespace vrambroker

@@ -37,6 +37,10 @@ std::string TimeText(std::chrono::system_clock::time_point time) {
   return absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", absl::FromChrono(time), absl::UTCTimeZone());
 }
 
+int64_t ToMilliseconds(std::chrono::system_clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(time.time_since_epoch()).count();
+}
+
 const char* StateName(SegmentView::State state) {
   switch (state) {
     case SegmentView::State::kLeased:
@@ -173,7 +177,7 @@ std::vector<HttpPage> HttpApi::Pages() {
   add(absl::StrCat(kApi, "ooms"), {"last", "session"},
       [this](const HttpParameters& parameters) { return Ooms(parameters); });
   add(absl::StrCat(kApi, "map"), {"device"}, [this](const HttpParameters& parameters) { return Map(parameters); });
-  add(absl::StrCat(kApi, "timeline"), {"device"},
+  add(absl::StrCat(kApi, "timeline"), {"device", "session"},
       [this](const HttpParameters& parameters) { return TimelineOf(parameters); });
   add(
       "/snapshot.json", {"session", "device"},
@@ -217,6 +221,7 @@ HttpResponse HttpApi::State() const {
     device.set_carried_over_bytes(stats.carried_over_bytes);
     const DeviceView& info = view.devices[i];
     AddProcesses(*info.processes, device);
+    AddSensors(info.sensors, device);
     Json json = ToJson(device, {.allocated_bytes = info.stats.allocated_bytes.all.current,
                                 .leased_bytes = info.leased_bytes,
                                 .reclaimable_bytes = info.reclaimable_bytes,
@@ -278,12 +283,16 @@ HttpResponse HttpApi::Ooms(const HttpParameters& parameters) const {
 HttpResponse HttpApi::TimelineOf(const HttpParameters& parameters) const {
   const absl::StatusOr<int> device = DeviceOf(parameters, 0);
   if (!device.ok()) return HttpError(device.status());
+  if (const auto name = parameters.find("session"); name != parameters.end()) {
+    const absl::StatusOr<SessionRef> wanted = FromProto(ParseSessionRef(name->second));
+    return wanted.ok() ? TimelineOfSession(*wanted, *device) : HttpError(wanted.status());
+  }
   Json times, allocated, leased, fragmented, reclaimable, idle, left_behind, refusals, waiting;
   for (Json* column :
        {&times, &allocated, &leased, &fragmented, &reclaimable, &idle, &left_behind, &refusals, &waiting})
     *column = Json::array();
   for (const TimelineSample& sample : timeline_.Get(static_cast<size_t>(*device))) {
-    times.push_back(std::chrono::duration_cast<std::chrono::milliseconds>(sample.time.time_since_epoch()).count());
+    times.push_back(ToMilliseconds(sample.time));
     allocated.push_back(sample.allocated_bytes);
     leased.push_back(sample.leased_bytes);
     fragmented.push_back(sample.inactive_split_bytes);
@@ -304,6 +313,27 @@ HttpResponse HttpApi::TimelineOf(const HttpParameters& parameters) const {
                          {"left_behind_bytes", std::move(left_behind)},
                          {"refusals", std::move(refusals)},
                          {"waiting", std::move(waiting)}});
+}
+
+HttpResponse HttpApi::TimelineOfSession(const SessionRef& wanted, int device) const {
+  const absl::StatusOr<SessionPtr> session = broker_.sessions().Find(wanted);
+  if (!session.ok()) return HttpError(session.status());
+  const SessionId id = (*session)->id();
+  const SegmentPool& pool = *broker_.pools()[static_cast<size_t>(device)];
+  Json times, reserved, allocated;
+  for (Json* column : {&times, &reserved, &allocated}) *column = Json::array();
+  for (const SessionSample& sample : timeline_.GetOfSession(id, static_cast<size_t>(device))) {
+    times.push_back(ToMilliseconds(sample.time));
+    reserved.push_back(sample.reserved_bytes);
+    allocated.push_back(sample.allocated_bytes);
+  }
+  return JsonAnswer(Json{{"device", device},
+                         {"session_id", Raw(id)},
+                         {"name", (*session)->name()},
+                         {"limit_bytes", pool.GetAccount(id).value_or(AccountState()).effective_limit_bytes()},
+                         {"time_ms", std::move(times)},
+                         {"reserved_bytes", std::move(reserved)},
+                         {"allocated_bytes", std::move(allocated)}});
 }
 
 HttpResponse HttpApi::Map(const HttpParameters& parameters) {

@@ -41,6 +41,7 @@ class HttpApi {
   HttpResponse Sessions() const;
   HttpResponse Ooms(const HttpParameters& parameters) const;
   HttpResponse TimelineOf(const HttpParameters& parameters) const;
+  HttpResponse TimelineOfSession(const SessionRef& wanted, int device) const;
   HttpResponse Map(const HttpParameters& parameters);
   HttpResponse Snapshot(const HttpParameters& parameters);
   // Of the parameter `device`; `otherwise` when there is none. InvalidArgument names the devices.

@@ -3,7 +3,23 @@
 
 #include <numeric>
 
+#include "absl/container/flat_hash_set.h"
+
 namespace vrambroker {
+namespace {
+
+// Adds to those that are kept, oldest first, at most `most`.
+template <typename Sample>
+void Append(const Sample& sample, size_t most, std::deque<Sample>& kept) {
+  // Both bounds: a machine that slept, or whose clock was set, has fewer samples in the same time.
+  while (!kept.empty() && (kept.size() >= most || kept.front().time < sample.time - Timeline::kLength))
+    kept.pop_front();
+  // A clock that was set back would draw its line back.
+  while (!kept.empty() && kept.back().time >= sample.time) kept.pop_back();
+  kept.push_back(sample);
+}
+
+}  // namespace
 
 std::vector<TimelineSample> SamplesOf(const BrokerView& view, std::chrono::system_clock::time_point time) {
   std::vector<TimelineSample> samples(view.devices.size(), {.time = time});
@@ -24,20 +40,51 @@ std::vector<TimelineSample> SamplesOf(const BrokerView& view, std::chrono::syste
 void Timeline::Add(const std::vector<TimelineSample>& samples) {
   MutexLock lock(mu_);
   for (size_t device = 0; device < samples_.size() && device < samples.size(); ++device) {
-    std::deque<TimelineSample>& kept = samples_[device];
-    const TimelineSample& sample = samples[device];
-    // Both bounds: a machine that slept, or whose clock was set, has fewer samples in the same time.
-    while (!kept.empty() && (kept.size() >= kMaxSamples || kept.front().time < sample.time - kLength)) kept.pop_front();
-    // A clock that was set back would draw its line back.
-    while (!kept.empty() && kept.back().time >= sample.time) kept.pop_back();
-    kept.push_back(sample);
+    Append(samples[device], kMaxSamples, samples_[device]);
   }
+}
+
+void Timeline::Add(const BrokerView& view, std::chrono::system_clock::time_point time) {
+  Add(SamplesOf(view, time));
+  AddSessions(view, time);
+}
+
+void Timeline::AddSessions(const BrokerView& view, std::chrono::system_clock::time_point time) {
+  absl::flat_hash_set<SessionId> live;
+  MutexLock lock(mu_);
+  for (const SessionView& session : view.sessions) {
+    live.insert(session.id);
+    for (size_t device = 0; device < session.devices.size(); ++device) {
+      const SessionDeviceView& held = session.devices[device];
+      const std::pair key(session.id, device);
+      if (!histories_.contains(key) && (held.account.reserved_bytes == 0 || histories_.size() >= kMaxHistories)) {
+        continue;
+      }
+      std::deque<SessionSample>& kept = histories_[key];
+      // The last one stays only when it is a period after the one before. Looks are not exactly on time.
+      const bool is_full_step =
+          kept.size() < 2 || kept.back().time - kept[kept.size() - 2].time > kSessionPeriod - kPeriod / 2;
+      if (!is_full_step) kept.pop_back();
+      Append({.time = time,
+              .reserved_bytes = held.account.reserved_bytes,
+              .allocated_bytes = held.stats.allocated_bytes.all.current},
+             kMaxSessionSamples, kept);
+    }
+  }
+  absl::erase_if(histories_, [&](const auto& history) { return !live.contains(history.first.first); });
 }
 
 std::vector<TimelineSample> Timeline::Get(size_t device) const {
   MutexLock lock(mu_);
   if (device >= samples_.size()) return {};
   return {samples_[device].begin(), samples_[device].end()};
+}
+
+std::vector<SessionSample> Timeline::GetOfSession(SessionId session, size_t device) const {
+  MutexLock lock(mu_);
+  const auto history = histories_.find({session, device});
+  if (history == histories_.end()) return {};
+  return {history->second.begin(), history->second.end()};
 }
 
 }  // namespace vrambroker

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Timeline: what each device's memory was used for in the last minutes.
+// Timeline: what each device's memory was used for in the last minutes, and what each session had of it.
 #ifndef VRAMBROKER_SERVER_HTTP_TIMELINE_H_
 #define VRAMBROKER_SERVER_HTTP_TIMELINE_H_
 
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
+#include "allocator/base/ids.h"
 #include "allocator/base/mutex.h"
 #include "server/core/broker_view.h"
 
@@ -30,6 +33,13 @@ struct TimelineSample {
 // Of each device, by ordinal.
 std::vector<TimelineSample> SamplesOf(const BrokerView& view, std::chrono::system_clock::time_point time);
 
+// A session on a device at one moment.
+struct SessionSample {
+  std::chrono::system_clock::time_point time;
+  uint64_t reserved_bytes = 0;
+  uint64_t allocated_bytes = 0;
+};
+
 // Safe to call from any thread.
 class Timeline {
  public:
@@ -37,16 +47,30 @@ class Timeline {
   static constexpr std::chrono::minutes kLength{15};        // older ones are dropped
   static constexpr size_t kMaxSamples = kLength / kPeriod;  // of a device, about 80 bytes each
 
+  static constexpr std::chrono::seconds kSessionPeriod{6};  // between a session's samples, before its newest one
+  static constexpr size_t kMaxSessionSamples = kLength / kSessionPeriod;  // on a device, 24 bytes each
+  // Histories of sessions on devices. While there are as many, sessions that come have none.
+  static constexpr size_t kMaxHistories = 4096;
+
   explicit Timeline(size_t devices) : samples_(devices) {}
+
+  // Adds the devices and live sessions of `view`. Histories of other sessions go.
+  void Add(const BrokerView& view, std::chrono::system_clock::time_point time) ABSL_LOCKS_EXCLUDED(mu_);
 
   // `samples` by device, of one moment.
   void Add(const std::vector<TimelineSample>& samples) ABSL_LOCKS_EXCLUDED(mu_);
   // Oldest first.
   std::vector<TimelineSample> Get(size_t device) const ABSL_LOCKS_EXCLUDED(mu_);
+  // Oldest first, from when the session first held memory of the device.
+  std::vector<SessionSample> GetOfSession(SessionId session, size_t device) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  void AddSessions(const BrokerView& view, std::chrono::system_clock::time_point time) ABSL_LOCKS_EXCLUDED(mu_);
+
   mutable Mutex mu_;
   std::vector<std::deque<TimelineSample>> samples_ ABSL_GUARDED_BY(mu_);  // by device, oldest first
+  // By session and device, oldest first.
+  absl::flat_hash_map<std::pair<SessionId, size_t>, std::deque<SessionSample>> histories_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace vrambroker

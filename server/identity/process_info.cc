@@ -4,14 +4,18 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <fstream>
 #include <sstream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "allocator/base/names.h"
+#include "allocator/base/utf8.h"
 
 namespace vrambroker {
 namespace {
@@ -21,6 +25,27 @@ std::string ReadProc(pid_t pid, const char* file) {
   std::ostringstream text;
   text << stream.rdbuf();
   return text.str();
+}
+
+constexpr size_t kMostCommandBytes = 64;  // of each of its parts
+constexpr absl::string_view kNul("\0", 1);
+
+absl::string_view LastPart(absl::string_view path) {
+  return path.substr(path.rfind('/') + 1);  // npos + 1 is 0
+}
+
+// Whether an argument can be the path of a file. One that has other characters may be any text.
+bool IsPath(absl::string_view argument) {
+  return !argument.empty() && argument[0] != '-' && std::all_of(argument.begin(), argument.end(), [](char c) {
+    return IsNameCharacter(c) || c == '+' || c == '~' || static_cast<unsigned char>(c) >= 0x80;
+  });
+}
+
+bool IsScript(absl::string_view argument) {
+  constexpr std::array<absl::string_view, 8> kEndings = {".py", ".sh", ".pl", ".rb", ".js", ".jl", ".R", ".lua"};
+  return IsPath(argument) && std::any_of(kEndings.begin(), kEndings.end(), [argument](absl::string_view ending) {
+           return absl::EndsWith(argument, ending);
+         });
 }
 
 }  // namespace
@@ -35,6 +60,39 @@ std::string CommandName(pid_t pid) {
   std::replace_if(
       name.begin(), name.end(), [](char c) { return !IsNameCharacter(c); }, '_');
   return name.empty() ? "client" : name;
+}
+
+std::string CommandOf(pid_t pid) {
+  // Its program may be as long as the process likes; the rest tells nothing.
+  std::array<char, 4096> text = {};
+  std::ifstream stream(absl::StrCat("/proc/", pid, "/cmdline"), std::ios::binary);
+  stream.read(text.data(), text.size());
+  return ParseCommand(absl::string_view(text.data(), static_cast<size_t>(stream.gcount())));
+}
+
+std::string ParseCommand(absl::string_view text) {
+  const std::vector<absl::string_view> arguments = absl::StrSplit(absl::StripSuffix(text, kNul), '\0');
+  // A process that has changed its title has all of it, with blanks, in place of its first argument.
+  const absl::string_view program = LastPart(arguments[0].substr(0, arguments[0].find(' ')));
+  std::string command = CleanText(program, kMostCommandBytes);
+  if (command.empty()) return command;
+  const bool is_python = absl::StartsWith(program, "python");
+  size_t first = 1;  // what may be a script
+  for (; is_python && first < arguments.size(); ++first) {
+    const absl::string_view argument = arguments[first];
+    if (argument == "-c") return command;
+    if (argument == "-m" && first + 1 < arguments.size()) {
+      return absl::StrCat(command, " -m ", CleanText(arguments[first + 1], kMostCommandBytes));
+    }
+    if (argument == "-W" || argument == "-X") ++first;  // which has a value
+    if (!absl::StartsWith(argument, "-")) break;
+  }
+  if (first >= arguments.size()) return command;
+  auto script = std::find_if(arguments.begin() + static_cast<std::ptrdiff_t>(first), arguments.end(), IsScript);
+  // Python's own script may be a program without an ending.
+  if (script == arguments.end() && is_python) script = arguments.begin() + static_cast<std::ptrdiff_t>(first);
+  if (script == arguments.end() || !IsPath(*script)) return command;
+  return absl::StrCat(command, " ", CleanText(LastPart(*script), kMostCommandBytes));
 }
 
 std::optional<std::string> CgroupOf(pid_t pid) {

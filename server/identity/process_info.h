@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "allocator/base/unique_fd.h"
 
 namespace vrambroker {
@@ -22,6 +23,11 @@ bool HasEnded(const UniqueFd& pidfd);
 
 // The command name, with other characters than a name may have replaced; "client" when it cannot be read.
 std::string CommandName(pid_t pid);
+
+// A process's program, and its script or module, without folders, for people: "python3 train.py", "python3 -m
+// vllm.entrypoints.openai.api_server". Other arguments are left out: they may hold secrets. Empty when the process has
+// ended, or /proc hides it.
+std::string CommandOf(pid_t pid);
 
 // The path of the control group (version 2), as the daemon's cgroup namespace sees it. None when the machine has no
 // version 2, or /proc is hidden.
@@ -49,7 +55,8 @@ struct ProcessImage {
 // None when the process ends, or may not be looked into: those of other users take CAP_SYS_PTRACE.
 std::optional<ProcessImage> ImageOf(pid_t pid);
 
-// For these, and for tests: the contents of /proc/PID/cgroup and /proc/PID/status.
+// For these, and for tests: the contents of /proc/PID/cmdline, /proc/PID/cgroup and /proc/PID/status.
+std::string ParseCommand(absl::string_view text);
 std::optional<std::string> ParseCgroup(const std::string& text);
 std::optional<ProcessUser> ParseProcessUser(const std::string& text);
 bool ParseHasInnerPid(const std::string& text);

@@ -64,6 +64,7 @@ class MeteredDevice : public Device {
   absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) override;
   absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const DeviceSegment> segments) override;
   absl::StatusOr<std::vector<GpuProcess>> FindProcesses() override;
+  GpuSensors ReadSensors() override { return device_->ReadSensors(); }
   absl::StatusOr<LeftSegments> FindLeftSegments() override { return device_->FindLeftSegments(); }
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) override { return device_->RecordEvent(stream); }
 

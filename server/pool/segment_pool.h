@@ -324,6 +324,8 @@ class SegmentPool {
 
   // (driver) Device::FindProcesses().
   absl::StatusOr<std::vector<GpuProcess>> FindProcesses() { return device_->FindProcesses(); }
+  // (driver) Device::ReadSensors().
+  GpuSensors ReadSensors() { return device_->ReadSensors(); }
   // What this process may have of the driver for segments, with what is on its way here, without its context.
   uint64_t GetOwnBytes() const;
   // What the contexts of so many clients take, as FindProcesses() has shown: the next client's is to have as much.

@@ -56,13 +56,13 @@ absl::StatusOr<SessionPtr> BrokerService::OwnSession(const grpc::CallbackServerC
 
 absl::Status BrokerService::GiveBack(
     const grpc::CallbackServerContext& context, uint64_t id,
-    const std::function<absl::Status(const SessionPtr& session, const absl::Status& admitted)>& call) const {
+    const std::function<absl::Status(const SessionPtr& session, const Admission& admitted)>& call) const {
   const absl::StatusOr<Caller> caller = connections_.Peer(context);
   if (!caller.ok()) return caller.status();
-  absl::Status admitted = calls_.Admit(caller->user());
+  const Admission admitted = calls_.Admit(caller->user());
   const absl::StatusOr<SessionPtr> session = broker_.sessions().Find(SessionId{id}, *caller);
   if (session.ok()) return call(*session, admitted);
-  return admitted.ok() ? session.status() : admitted;
+  return admitted.status.ok() ? session.status() : admitted.status;
 }
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* BrokerService::Session(
@@ -80,7 +80,7 @@ grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* c
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
   auto* const reactor = new WaitingCall(&broker_, *std::move(session));
-  calls_.Allocate(reactor->session(), *request, reactor->cancel_key(), /*admitted=*/absl::OkStatus(),
+  calls_.Allocate(reactor->session(), *request, reactor->cancel_key(), Admission(),
                   [this, context, reactor, response](absl::StatusOr<v1::AllocateResponse> allocated) {
                     const absl::Status status = allocated.status();
                     if (status.ok() && context->IsCancelled()) calls_.Abandon(reactor->session(), *allocated);
@@ -93,7 +93,7 @@ grpc::ServerUnaryReactor* BrokerService::Allocate(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* BrokerService::Free(grpc::CallbackServerContext* context, const v1::FreeRequest* request,
                                               v1::FreeResponse* /*response*/) {
   return Reply(context,
-               GiveBack(*context, request->session_id(), [&](const SessionPtr& session, const absl::Status& admitted) {
+               GiveBack(*context, request->session_id(), [&](const SessionPtr& session, const Admission& admitted) {
                  return calls_.Free(session, *request, admitted);
                }));
 }
@@ -104,7 +104,7 @@ grpc::ServerUnaryReactor* BrokerService::LeaseSegments(grpc::CallbackServerConte
   absl::StatusOr<SessionPtr> session = OwnSession(*context, request->session_id());
   if (!session.ok()) return Reply(context, session.status());
   auto* const reactor = new WaitingCall(&broker_, *std::move(session));
-  calls_.LeaseSegments(reactor->session(), *request, reactor->cancel_key(), /*admitted=*/absl::OkStatus(),
+  calls_.LeaseSegments(reactor->session(), *request, reactor->cancel_key(), Admission(),
                        [this, context, reactor, request, response](absl::StatusOr<v1::LeaseSegmentsResponse> leased) {
                          const absl::Status status = leased.status();
                          if (status.ok() && context->IsCancelled()) {
@@ -120,7 +120,7 @@ grpc::ServerUnaryReactor* BrokerService::ReturnSegments(grpc::CallbackServerCont
                                                         const v1::ReturnSegmentsRequest* request,
                                                         v1::ReturnSegmentsResponse* /*response*/) {
   return Reply(context,
-               GiveBack(*context, request->session_id(), [&](const SessionPtr& session, const absl::Status& admitted) {
+               GiveBack(*context, request->session_id(), [&](const SessionPtr& session, const Admission& admitted) {
                  return calls_.ReturnSegments(session, *request, admitted);
                }));
 }
@@ -171,6 +171,7 @@ grpc::ServerUnaryReactor* BrokerService::GetDevices(grpc::CallbackServerContext*
   for (size_t i = 0; i < broker_.pools().size(); ++i) {
     v1::Device& device = *response->add_devices();
     device = ToProto(*broker_.pools()[i]);
+    AddSensors(broker_.reconciliation().GetSensors(i), device);
     if (is_observer) AddProcesses(*broker_.reconciliation().Get(i), device);
   }
   response->set_daemon_version(kVersion);

@@ -51,7 +51,7 @@ class BrokerService final : public v1::Broker::CallbackService {
   // The same for a call that SessionCalls makes at any rate: `call` gets what Admit() said.
   absl::Status GiveBack(
       const grpc::CallbackServerContext& context, uint64_t id,
-      const std::function<absl::Status(const SessionPtr& session, const absl::Status& admitted)>& call) const;
+      const std::function<absl::Status(const SessionPtr& session, const Admission& admitted)>& call) const;
 
   Broker& broker_;
   const SessionCalls& calls_;

@@ -110,6 +110,7 @@ class CountCalls::Answer {
         rpc_(RpcMeter::Start(owner->rpcs_.Find(MethodOf(request.call)))),
         send_(std::move(send)) {}
 
+  SteadyTime began() const { return began_; }
   // False: the client cannot get it any more.
   bool Give(const absl::Status& status) const {
     CountAnswer answer = CountAnswerOf(call_, status);
@@ -148,7 +149,7 @@ void CountCalls::Hello(const Caller& caller, const CountRequest& request, const 
     rpc.Done(session.status().code());
     opened(std::move(session));
   };
-  if (const absl::Status admitted = calls_.Admit(caller.user()); !admitted.ok()) {
+  if (const absl::Status admitted = calls_.Admit(caller.user()).status; !admitted.ok()) {
     return done(absl::UnavailableError(admitted.message()));
   }
   const absl::StatusOr<OpenOptions> options = OptionsOf(request);
@@ -186,7 +187,7 @@ void CountCalls::Hello(const Caller& caller, const CountRequest& request, const 
 absl::StatusOr<CountCalls::Joined> CountCalls::Join(const Caller& caller, const CountRequest& request) const {
   const RpcMeter::Call rpc = RpcMeter::Start(rpcs_.Find(MethodOf(VRAMBROKER_COUNT_JOIN)));
   absl::StatusOr<Joined> found = absl::NotFoundError("token: no session of this process has it");
-  if (const absl::Status admitted = calls_.Admit(caller.user()); !admitted.ok()) {
+  if (const absl::Status admitted = calls_.Admit(caller.user()).status; !admitted.ok()) {
     found = absl::UnavailableError(admitted.message());
   } else {
     for (const SessionPtr& session : broker_.sessions().GetAll()) {
@@ -210,7 +211,7 @@ CountAnswer CountCalls::Welcome(uint32_t call, const Session& session) const {
 // ---- Calls of a session ----
 
 absl::Status CountCalls::Admit(const Session& session) const {
-  const absl::Status admitted = calls_.Admit(session.caller().user());
+  const absl::Status admitted = calls_.Admit(session.caller().user()).status;
   return admitted.ok() ? admitted : absl::UnavailableError(admitted.message());
 }
 
@@ -223,6 +224,8 @@ void CountCalls::Make(const SessionPtr& session, const CountRequest& request, co
   }
   const Answer answer(this, session, request, send);
   const absl::Status admitted = Admit(*session);
+  const bool asks = request.call == VRAMBROKER_COUNT_CHARGE || request.call == VRAMBROKER_COUNT_WAIT;
+  if (asks || request.call == VRAMBROKER_COUNT_UNCHARGE) session->NoteUse(answer.began());
   if (request.call == VRAMBROKER_COUNT_UNCHARGE) {
     // At any rate: a client must not be left with what it does not have. It owes the call.
     const absl::Status status = broker_.charges().Uncharge(session, request.device, request.bytes);
@@ -235,7 +238,6 @@ void CountCalls::Make(const SessionPtr& session, const CountRequest& request, co
     return;
   }
   const pid_t process = session->caller().pid;
-  const bool asks = request.call == VRAMBROKER_COUNT_CHARGE || request.call == VRAMBROKER_COUNT_WAIT;
   if (asks && returning_.AreAwaited(request.device, process, std::chrono::steady_clock::now())) {
     answer.Give(
         absl::UnavailableError("the daemon has just started, and waits until the programs that were in claims before "

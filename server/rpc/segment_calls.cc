@@ -37,7 +37,7 @@ SegmentCalls::SegmentCalls(Broker* broker, const SessionCalls* calls, const RpcM
 
 void SegmentCalls::Make(const Caller& caller, const v1::SegmentCall& call, const Send& send) const {
   const Answer answer(call.has_lease() ? lease_method_ : return_method_, send);
-  const absl::Status admitted = calls_.Admit(caller.user());
+  const Admission admitted = calls_.Admit(caller.user());
   const absl::StatusOr<SessionPtr> session = FindSession(caller, call);
   if (!session.ok()) {
     v1::CallResult result = ErrorResult(session.status());
@@ -68,8 +68,8 @@ absl::StatusOr<SessionPtr> SegmentCalls::FindSession(const Caller& caller, const
   return session;
 }
 
-void SegmentCalls::Lease(const SessionPtr& session, const v1::LeaseSegmentsRequest& request,
-                         const absl::Status& admitted, const Answer& answer) const {
+void SegmentCalls::Lease(const SessionPtr& session, const v1::LeaseSegmentsRequest& request, const Admission& admitted,
+                         const Answer& answer) const {
   if (request.last_resort()) {
     answer.Give(ErrorResult(
         absl::InvalidArgumentError("lease.last_resort: a request that may wait goes over the session's stream")));
@@ -89,7 +89,7 @@ void SegmentCalls::Lease(const SessionPtr& session, const v1::LeaseSegmentsReque
 }
 
 void SegmentCalls::Return(const SessionPtr& session, const v1::ReturnSegmentsRequest& request,
-                          const absl::Status& admitted, const Answer& answer) const {
+                          const Admission& admitted, const Answer& answer) const {
   absl::Status status;
   if (request.segment_ids_size() > kMaxSegmentCallIds) {
     status = absl::InvalidArgumentError(absl::StrCat("return_segments.segment_ids: ", request.segment_ids_size(),

@@ -38,9 +38,9 @@ class SegmentCalls {
   class Answer;
 
   absl::StatusOr<SessionPtr> FindSession(const Caller& caller, const v1::SegmentCall& call) const;
-  void Lease(const SessionPtr& session, const v1::LeaseSegmentsRequest& request, const absl::Status& admitted,
+  void Lease(const SessionPtr& session, const v1::LeaseSegmentsRequest& request, const Admission& admitted,
              const Answer& answer) const;
-  void Return(const SessionPtr& session, const v1::ReturnSegmentsRequest& request, const absl::Status& admitted,
+  void Return(const SessionPtr& session, const v1::ReturnSegmentsRequest& request, const Admission& admitted,
               const Answer& answer) const;
   // Takes the descriptors that the tickets in `leased` stand for.
   std::vector<UniqueFd> Attach(const Session& session, uint64_t device, v1::LeaseSegmentsResponse* leased) const;

@@ -13,8 +13,10 @@
 
 namespace vrambroker {
 
-absl::Status SessionCalls::Admit(const UserKey& user) const {
-  return rates_.Take(user, std::chrono::steady_clock::now());
+Admission SessionCalls::Admit(const UserKey& user) const {
+  Admission admission;
+  admission.status = rates_.Take(user, admission.time);
+  return admission;
 }
 
 void SessionCalls::Owe(const UserKey& user) const {
@@ -24,8 +26,9 @@ void SessionCalls::Owe(const UserKey& user) const {
 // ---- Calls that get something ----
 
 void SessionCalls::Allocate(const SessionPtr& session, const v1::AllocateRequest& request, uint64_t cancel_key,
-                            const absl::Status& admitted, AllocateDone done) const {
-  if (!admitted.ok()) return done(admitted);
+                            const Admission& admitted, AllocateDone done) const {
+  if (!admitted.status.ok()) return done(admitted.status);
+  session->NoteUse(admitted.time);
   const absl::StatusOr<RequestOptions> options = RequestOptionsOf(request, cancel_key, session.get());
   if (!options.ok()) return done(options.status());
   broker_.allocations().Allocate(
@@ -38,8 +41,9 @@ void SessionCalls::Allocate(const SessionPtr& session, const v1::AllocateRequest
 }
 
 void SessionCalls::LeaseSegments(const SessionPtr& session, const v1::LeaseSegmentsRequest& request,
-                                 uint64_t cancel_key, const absl::Status& admitted, LeaseDone done) const {
-  if (!admitted.ok()) return done(admitted);
+                                 uint64_t cancel_key, const Admission& admitted, LeaseDone done) const {
+  if (!admitted.status.ok()) return done(admitted.status);
+  session->NoteUse(admitted.time);
   broker_.leases().LeaseSegments(
       session, request.device(), {request.segment_bytes().begin(), request.segment_bytes().end()},
       [done = std::move(done)](const absl::StatusOr<std::vector<Lease>>& leases) {
@@ -65,13 +69,13 @@ void SessionCalls::Abandon(const SessionPtr& session, const v1::LeaseSegmentsReq
 // ---- Calls that give something back ----
 
 absl::Status SessionCalls::Free(const SessionPtr& session, const v1::FreeRequest& request,
-                                const absl::Status& admitted) const {
+                                const Admission& admitted) const {
   const absl::StatusOr<std::vector<BlockId>> blocks = BlockIds(request);
   return GaveBack(*session, blocks.ok() ? broker_.allocations().Free(session, *blocks) : blocks.status(), admitted);
 }
 
 absl::Status SessionCalls::ReturnSegments(const SessionPtr& session, const v1::ReturnSegmentsRequest& request,
-                                          const absl::Status& admitted) const {
+                                          const Admission& admitted) const {
   const absl::StatusOr<std::vector<SegmentId>> segments = SegmentIds(request);
   return GaveBack(
       *session,
@@ -79,19 +83,19 @@ absl::Status SessionCalls::ReturnSegments(const SessionPtr& session, const v1::R
       admitted);
 }
 
-absl::Status SessionCalls::GaveBack(const Session& session, const absl::Status& status,
-                                    const absl::Status& admitted) const {
-  if (admitted.ok()) return status;
-  if (!status.ok()) return admitted;
+absl::Status SessionCalls::GaveBack(Session& session, const absl::Status& status, const Admission& admitted) const {
+  if (status.ok()) session.NoteUse(admitted.time);
+  if (admitted.status.ok()) return status;
+  if (!status.ok()) return admitted.status;
   Owe(session.caller().user());
   return status;
 }
 
 // ---- Refusals ----
 
-void SessionCalls::Explain(const SessionPtr& session, const v1::ExplainRequest& request, const absl::Status& admitted,
+void SessionCalls::Explain(const SessionPtr& session, const v1::ExplainRequest& request, const Admission& admitted,
                            const ExplainDone& done) const {
-  if (!admitted.ok()) return done(admitted);
+  if (!admitted.status.ok()) return done(admitted.status);
   const absl::StatusOr<RefusedRequest> refused = FromProto(request);
   if (!refused.ok()) return done(refused.status());
   broker_.refusals().Explain(session, request.device(), *refused, done);

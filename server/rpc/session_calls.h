@@ -8,16 +8,24 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/rate_limit.h"
+#include "server/base/steady_time.h"
 #include "server/core/broker.h"
 #include "vrambroker/v1/broker.pb.h"
 
 namespace vrambroker {
+
+// Whether a call may be made, and when it came. By itself: one that was counted elsewhere, and that comes now.
+struct Admission {
+  absl::Status status;
+  SteadyTime time = std::chrono::steady_clock::now();
+};
 
 // Thread-safe. No call blocks.
 class SessionCalls {
@@ -31,8 +39,8 @@ class SessionCalls {
   SessionCalls(Broker* broker, CallRates* rates) : broker_(*broker), rates_(*rates) {}
 
   // Counts a call of the user. ResourceExhausted: the user calls too often. What this said is `admitted` for the calls
-  // below; OK for those that were counted elsewhere.
-  absl::Status Admit(const UserKey& user) const;
+  // below.
+  Admission Admit(const UserKey& user) const;
 
   // For a call that was made although it was not admitted.
   void Owe(const UserKey& user) const;
@@ -41,9 +49,9 @@ class SessionCalls {
 
   // A call that is not admitted is not made. Its refusal is the answer.
   void Allocate(const SessionPtr& session, const v1::AllocateRequest& request, uint64_t cancel_key,
-                const absl::Status& admitted, AllocateDone done) const;
+                const Admission& admitted, AllocateDone done) const;
   void LeaseSegments(const SessionPtr& session, const v1::LeaseSegmentsRequest& request, uint64_t cancel_key,
-                     const absl::Status& admitted, LeaseDone done) const;
+                     const Admission& admitted, LeaseDone done) const;
   // Gives back what such a call got: its caller has gone and will never learn the ids.
   void Abandon(const SessionPtr& session, const v1::AllocateResponse& got) const;
   void Abandon(const SessionPtr& session, const v1::LeaseSegmentsRequest& request,
@@ -53,18 +61,18 @@ class SessionCalls {
 
   // They are made at any rate: a client that calls too often must not be left with what it does not want. When one that
   // is not admitted gave something back, the user owes it; else the refusal is the answer.
-  absl::Status Free(const SessionPtr& session, const v1::FreeRequest& request, const absl::Status& admitted) const;
+  absl::Status Free(const SessionPtr& session, const v1::FreeRequest& request, const Admission& admitted) const;
   absl::Status ReturnSegments(const SessionPtr& session, const v1::ReturnSegmentsRequest& request,
-                              const absl::Status& admitted) const;
+                              const Admission& admitted) const;
 
   // ---- Refusals ----
 
   // Always an error: why the session was left without memory.
-  void Explain(const SessionPtr& session, const v1::ExplainRequest& request, const absl::Status& admitted,
+  void Explain(const SessionPtr& session, const v1::ExplainRequest& request, const Admission& admitted,
                const ExplainDone& done) const;
 
  private:
-  absl::Status GaveBack(const Session& session, const absl::Status& status, const absl::Status& admitted) const;
+  absl::Status GaveBack(Session& session, const absl::Status& status, const Admission& admitted) const;
 
   Broker& broker_;
   CallRates& rates_;

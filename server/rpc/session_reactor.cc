@@ -121,12 +121,12 @@ void SessionReactor::Handle(const v1::SessionRequest& request) {
     broker_.Close(session_, "goodbye");
     return outbox_->End(absl::OkStatus());
   }
-  const absl::Status admitted = calls_.Admit(identity_->user());
-  if (admitted.ok()) too_many_ = 0;
+  const Admission admitted = calls_.Admit(identity_->user());
+  if (admitted.status.ok()) too_many_ = 0;
   if (!HandleCall(request, admitted)) {
     // Another process of the user may be the one that floods: what an honest client sends unasked, statistics once a
     // second and answers, is not lost, and does not end its session.
-    if (!admitted.ok() && ++too_many_ > kMaxTooMany) return outbox_->End(admitted);
+    if (!admitted.status.ok() && ++too_many_ > kMaxTooMany) return outbox_->End(admitted.status);
     if (const absl::Status status = HandleMessage(request); !status.ok()) return outbox_->End(status);
   }
   StartRead(&request_);
@@ -143,7 +143,7 @@ absl::Status SessionReactor::HandleFirst(const v1::SessionRequest& request) {
   return request.hello().has_resume() ? HandleResume(request.hello().resume()) : HandleHello(request.hello());
 }
 
-bool SessionReactor::HandleCall(const v1::SessionRequest& request, const absl::Status& admitted) {
+bool SessionReactor::HandleCall(const v1::SessionRequest& request, const Admission& admitted) {
   using Request = v1::SessionRequest;
   switch (request.message_case()) {
     case Request::kAllocate: {

@@ -65,7 +65,7 @@ class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Se
   // The broker has opened or resumed the session, or says why not. Returns the welcome.
   absl::StatusOr<v1::SessionResponse> Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf);
   // Of an open session. A call is made, metered and answered, a refusal included. False: the message is no call.
-  bool HandleCall(const v1::SessionRequest& request, const absl::Status& admitted);
+  bool HandleCall(const v1::SessionRequest& request, const Admission& admitted);
   // Of an open session: a message that has no answer. An error ends the stream.
   absl::Status HandleMessage(const v1::SessionRequest& request);
   absl::Status HandleStats(const v1::HeapStats& stats);

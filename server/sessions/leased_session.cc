@@ -9,6 +9,16 @@
 #include "server/base/saturating.h"
 
 namespace vrambroker {
+namespace {
+
+// Whether nothing was allocated or freed between two reports.
+bool TellOfNoUse(const MemoryStats& before, const MemoryStats& now) {
+  return before.allocation.all.allocated == now.allocation.all.allocated &&
+         before.allocation.all.freed == now.allocation.all.freed &&
+         before.reserved_bytes.all.current == now.reserved_bytes.all.current;
+}
+
+}  // namespace
 
 LeasedSession::LeasedSession(const SessionSetup& setup, const ResumeToken& resume_token)
     : Session(setup), resume_token_(resume_token), allocator_options_(setup.allocator), reported_(setup.pools.size()) {}
@@ -131,6 +141,7 @@ void LeasedSession::Report(int device, MemoryStats stats) {
     }
   }
   MutexLock lock(mu_);
+  if (!TellOfNoUse(reported_[device], stats)) NoteUse(clock_());
   reported_[device] = stats;
   UpdateRetries(device);
 }

@@ -84,6 +84,7 @@ struct SessionSetup {
   SessionId id{};
   std::string name;
   Caller caller;
+  std::string command{};            // see CommandOf()
   SessionTerms terms;               // what the policy gave it
   std::vector<SegmentPool*> pools;  // by device; the session has an account with each; they outlive it
   Executor* workers = nullptr;      // outlives it
@@ -105,11 +106,15 @@ class Session : public std::enable_shared_from_this<Session> {
   SessionId id() const { return id_; }
   const std::string& name() const { return name_; }
   const Caller& caller() const { return caller_; }
-  const SessionTerms& terms() const { return terms_; }  // as they were when it was opened
+  const std::string& command() const { return command_; }  // when it was opened; see CommandOf()
+  const SessionTerms& terms() const { return terms_; }     // as they were when it was opened
   std::chrono::system_clock::time_point started() const { return started_; }
   // How long its requests may wait for memory: those that begin to wait from now on.
   std::chrono::milliseconds max_wait() const { return max_wait_.load(); }
   void SetMaxWait(std::chrono::milliseconds max_wait) { max_wait_ = max_wait; }
+  // When it last allocated or freed memory, as far as its client has said; at first when it was opened.
+  SteadyTime last_use() const { return last_use_.load(std::memory_order_relaxed); }
+  void NoteUse(SteadyTime time) { last_use_.store(time, std::memory_order_relaxed); }
 
   virtual Placement placement() const = 0;
   // The session as what it is; nullptr: it is of another kind.
@@ -206,10 +211,13 @@ class Session : public std::enable_shared_from_this<Session> {
   const SessionId id_;
   const std::string name_;
   const Caller caller_;
+  const std::string command_;
   const SessionTerms terms_;
   std::atomic<std::chrono::milliseconds> max_wait_;
   const std::chrono::system_clock::time_point started_ = std::chrono::system_clock::now();
   const SessionBounds bounds_;
+  const std::function<SteadyTime()> clock_;
+  std::atomic<SteadyTime> last_use_;
   const std::vector<SegmentPool*> pools_;
   Executor& workers_;
 

@@ -30,14 +30,19 @@ uint64_t IdleBytes(const Session& session, const AccountState& account, const Me
   return SaturatingSub(account.reserved_bytes, in_use);
 }
 
-SessionView ViewOf(const Session& session, absl::Span<const AccountState> accounts) {
+SessionView ViewOf(const Session& session, absl::Span<const AccountState> accounts, SteadyTime now) {
   SessionView info{.id = session.id(),
                    .name = session.name(),
                    .caller = session.caller(),
+                   .user = {},
+                   .command = session.command(),
                    .state = session.state(),
                    .started = session.started(),
                    .terms = session.terms(),
-                   .placement = session.placement()};
+                   .placement = session.placement(),
+                   .idle = std::chrono::duration_cast<std::chrono::milliseconds>(
+                       std::max(now - session.last_use(), SteadyTime::duration(0))),
+                   .devices = {}};
   info.devices.reserve(accounts.size());
   for (size_t device = 0; device < accounts.size(); ++device) {
     info.devices.push_back(DeviceViewOf(session, static_cast<int>(device), accounts[device]));

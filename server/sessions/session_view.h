@@ -49,10 +49,13 @@ struct SessionView {
   SessionId id{};
   std::string name;
   Caller caller;
+  std::string user;     // name of the caller's uid; empty: not known
+  std::string command;  // see CommandOf()
   SessionState state = SessionState::kActive;
   std::chrono::system_clock::time_point started;
   SessionTerms terms;  // of the policy, when it was opened
   Placement placement = Placement::kRemote;
+  std::chrono::milliseconds idle{0};       // since Session::last_use()
   std::vector<SessionDeviceView> devices;  // by ordinal
 };
 
@@ -60,8 +63,8 @@ struct SessionView {
 uint64_t IdleBytes(const Session& session, const AccountState& account, const MemoryStats& stats);
 
 SessionDeviceView DeviceViewOf(const Session& session, int device, const AccountState& account);
-// `accounts`: of the session, by device.
-SessionView ViewOf(const Session& session, absl::Span<const AccountState> accounts);
+// `accounts`: of the session, by device. Without `user`.
+SessionView ViewOf(const Session& session, absl::Span<const AccountState> accounts, SteadyTime now);
 
 }  // namespace vrambroker
 

@@ -144,6 +144,14 @@ void AddProcesses(const DeviceProcesses& processes, v1::Device& device) {
   }
 }
 
+void AddSensors(const GpuSensors& sensors, v1::Device& device) {
+  if (sensors.use_percent.has_value()) device.mutable_use_percent()->set_value(*sensors.use_percent);
+  if (sensors.temperature_celsius.has_value()) {
+    device.mutable_temperature_celsius()->set_value(*sensors.temperature_celsius);
+  }
+  if (sensors.power_watts.has_value()) device.mutable_power_watts()->set_value(*sensors.power_watts);
+}
+
 v1::Session ToProto(const SessionView& info) {
   v1::Session session;
   session.set_id(Raw(info.id));
@@ -151,6 +159,9 @@ v1::Session ToProto(const SessionView& info) {
   session.set_pid(info.caller.pid);
   session.set_uid(info.caller.uid);
   session.set_gid(info.caller.gid);
+  session.set_user(info.user);
+  session.set_command(info.command);
+  session.set_idle_ms(static_cast<uint64_t>(info.idle.count()));
   session.set_state(ToProto(info.state));
   *session.mutable_started() = ToProto(info.started);
   session.set_rule(info.terms.rule);

@@ -31,6 +31,7 @@ grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const absl
 v1::Device ToProto(const SegmentPool& pool);
 // Adds to a device which processes use it.
 void AddProcesses(const DeviceProcesses& processes, v1::Device& device);
+void AddSensors(const GpuSensors& sensors, v1::Device& device);
 v1::Session ToProto(const SessionView& info);
 // `socket_dir`: the daemon's.
 v1::Claim ToProto(const ClaimView& info, const std::string& socket_dir);

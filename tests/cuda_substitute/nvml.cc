@@ -25,6 +25,11 @@ std::string Folder() {
   return folder == nullptr ? "" : folder;
 }
 
+bool GpusAre(const char* kind) {
+  const char* const said = std::getenv(kNvmlGpusVariable);
+  return said != nullptr && std::strcmp(said, kind) == 0;
+}
+
 // What every function goes through.
 template <typename Body>
 nvmlReturn_t Call(const Body& body) {
@@ -36,14 +41,32 @@ nvmlReturn_t Call(const Body& body) {
 nvmlDevice_t HandleOf(int device) {
   return reinterpret_cast<nvmlDevice_t>(static_cast<intptr_t>(device + 1));
 }
+// The only instance of a GPU.
+nvmlDevice_t InstanceOf(int device) {
+  return HandleOf(device + kMaxDevices);
+}
+bool IsInstance(nvmlDevice_t handle) {
+  return reinterpret_cast<intptr_t>(handle) > kMaxDevices;
+}
 
 // The same for what is about a device.
 template <typename Body>
 nvmlReturn_t DeviceCall(nvmlDevice_t handle, const Body& body) {
   return Call([&](const std::string& folder) {
-    const auto number = reinterpret_cast<intptr_t>(handle);
+    const auto number = reinterpret_cast<intptr_t>(handle) - (IsInstance(handle) ? kMaxDevices : 0);
     if (number < 1 || number > OptionsOf(folder).devices) return NVML_ERROR_INVALID_ARGUMENT;
     return body(folder, static_cast<int>(number) - 1);
+  });
+}
+
+// Reads a sensor. An instance has none.
+template <typename Value>
+nvmlReturn_t Show(nvmlDevice_t handle, Value value, Value* to) {
+  return DeviceCall(handle, [&](const std::string&, int) {
+    if (to == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
+    if (IsInstance(handle) || GpusAre("none")) return NVML_ERROR_NOT_SUPPORTED;
+    *to = value;
+    return NVML_SUCCESS;
   });
 }
 
@@ -85,6 +108,8 @@ const char* nvmlErrorString(nvmlReturn_t error) {
       return "Uninitialized";
     case NVML_ERROR_INVALID_ARGUMENT:
       return "Invalid Argument";
+    case NVML_ERROR_NOT_SUPPORTED:
+      return "Not Supported";
     case NVML_ERROR_NOT_FOUND:
       return "Not Found";
     case NVML_ERROR_INSUFFICIENT_SIZE:
@@ -120,8 +145,9 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t* dev
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char* uuid, nvmlDevice_t* device) {
   return Call([&](const std::string& folder) {
     for (int i = 0; i < OptionsOf(folder).devices; ++i) {
-      if (FormatUuid(UuidOf(i)) != uuid) continue;
-      *device = HandleOf(i);
+      const std::string gpu = FormatUuid(UuidOf(i));  // GPU-...
+      if ((GpusAre("mig") ? "MIG" + gpu.substr(3) : gpu) != uuid) continue;
+      *device = GpusAre("mig") ? InstanceOf(i) : HandleOf(i);
       return NVML_SUCCESS;
     }
     return NVML_ERROR_NOT_FOUND;
@@ -184,4 +210,26 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
     }
     return NVML_SUCCESS;
   });
+}
+
+nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t instance, nvmlDevice_t* device) {
+  return DeviceCall(instance, [&](const std::string&, int number) {
+    if (!IsInstance(instance)) return NVML_ERROR_INVALID_ARGUMENT;
+    *device = HandleOf(number);
+    return NVML_SUCCESS;
+  });
+}
+
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t* utilization) {
+  if (GpusAre("mig")) return NVML_ERROR_NOT_SUPPORTED;
+  return Show(device, {.gpu = kSensorUsePercent, .memory = 5}, utilization);
+}
+
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned int* celsius) {
+  if (sensor != NVML_TEMPERATURE_GPU) return NVML_ERROR_INVALID_ARGUMENT;
+  return Show(device, kSensorCelsius, celsius);
+}
+
+nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int* milliwatts) {
+  return Show(device, kSensorMilliwatts, milliwatts);
 }

@@ -11,6 +11,7 @@ typedef enum nvmlReturn_enum {
   NVML_SUCCESS = 0,
   NVML_ERROR_UNINITIALIZED = 1,
   NVML_ERROR_INVALID_ARGUMENT = 2,
+  NVML_ERROR_NOT_SUPPORTED = 3,
   NVML_ERROR_NOT_FOUND = 6,
   NVML_ERROR_INSUFFICIENT_SIZE = 7,
   NVML_ERROR_DRIVER_NOT_LOADED = 9,
@@ -42,20 +43,31 @@ typedef struct nvmlProcessInfo_v2_st {
   unsigned int computeInstanceId;
 } nvmlProcessInfo_t;
 
-#define VRAMBROKER_NVML_FUNCTIONS(F)                                             \
-  F(nvmlInit_v2, ())                                                             \
-  F(nvmlInitWithFlags, (unsigned int flags))                                     \
-  F(nvmlShutdown, ())                                                            \
-  F(nvmlSystemGetDriverVersion, (char* version, unsigned int bytes))             \
-  F(nvmlDeviceGetCount_v2, (unsigned int* count))                                \
-  F(nvmlDeviceGetHandleByIndex_v2, (unsigned int index, nvmlDevice_t* device))   \
-  F(nvmlDeviceGetHandleByUUID, (const char* uuid, nvmlDevice_t* device))         \
-  F(nvmlDeviceGetIndex, (nvmlDevice_t device, unsigned int* index))              \
-  F(nvmlDeviceGetName, (nvmlDevice_t device, char* name, unsigned int bytes))    \
-  F(nvmlDeviceGetUUID, (nvmlDevice_t device, char* uuid, unsigned int bytes))    \
-  F(nvmlDeviceGetMemoryInfo, (nvmlDevice_t device, nvmlMemory_t * memory))       \
-  F(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t * memory)) \
-  F(nvmlDeviceGetComputeRunningProcesses_v3, (nvmlDevice_t device, unsigned int* count, nvmlProcessInfo_t* infos))
+typedef struct nvmlUtilization_st {
+  unsigned int gpu;
+  unsigned int memory;
+} nvmlUtilization_t;
+
+typedef enum nvmlTemperatureSensors_enum { NVML_TEMPERATURE_GPU = 0 } nvmlTemperatureSensors_t;
+
+#define VRAMBROKER_NVML_FUNCTIONS(F)                                                                               \
+  F(nvmlInit_v2, ())                                                                                               \
+  F(nvmlInitWithFlags, (unsigned int flags))                                                                       \
+  F(nvmlShutdown, ())                                                                                              \
+  F(nvmlSystemGetDriverVersion, (char* version, unsigned int bytes))                                               \
+  F(nvmlDeviceGetCount_v2, (unsigned int* count))                                                                  \
+  F(nvmlDeviceGetHandleByIndex_v2, (unsigned int index, nvmlDevice_t* device))                                     \
+  F(nvmlDeviceGetHandleByUUID, (const char* uuid, nvmlDevice_t* device))                                           \
+  F(nvmlDeviceGetIndex, (nvmlDevice_t device, unsigned int* index))                                                \
+  F(nvmlDeviceGetName, (nvmlDevice_t device, char* name, unsigned int bytes))                                      \
+  F(nvmlDeviceGetUUID, (nvmlDevice_t device, char* uuid, unsigned int bytes))                                      \
+  F(nvmlDeviceGetMemoryInfo, (nvmlDevice_t device, nvmlMemory_t * memory))                                         \
+  F(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t * memory))                                   \
+  F(nvmlDeviceGetComputeRunningProcesses_v3, (nvmlDevice_t device, unsigned int* count, nvmlProcessInfo_t* infos)) \
+  F(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (nvmlDevice_t instance, nvmlDevice_t * device))                  \
+  F(nvmlDeviceGetUtilizationRates, (nvmlDevice_t device, nvmlUtilization_t * utilization))                         \
+  F(nvmlDeviceGetTemperature, (nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned int* celsius))       \
+  F(nvmlDeviceGetPowerUsage, (nvmlDevice_t device, unsigned int* milliwatts))
 
 #define VRAMBROKER_DECLARE(name, parameters) __attribute__((visibility("default"))) nvmlReturn_t name parameters;
 VRAMBROKER_NVML_FUNCTIONS(VRAMBROKER_DECLARE)

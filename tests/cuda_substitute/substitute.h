@@ -20,8 +20,16 @@ inline constexpr char kMachineVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE";
 inline constexpr char kFaultsVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE_FAULTS";
 // Of the management library: nvmlInit fails with this number.
 inline constexpr char kNvmlErrorVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE_NVML_ERROR";
+// GPUs of the management library: "none": they have no sensors; "mig": each GPU has one instance, which the driver
+// serves.
+inline constexpr char kNvmlGpusVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE_NVML_GPUS";
 // How long calls take: "cuMemAlloc=5ms,cuMemFree=1ms".
 inline constexpr char kDelaysVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE_DELAYS";
+
+// The sensors of each GPU.
+inline constexpr unsigned int kSensorUsePercent = 37;
+inline constexpr unsigned int kSensorCelsius = 61;
+inline constexpr unsigned int kSensorMilliwatts = 412'500;
 
 struct MachineOptions {
   int devices = 1;

@@ -358,6 +358,11 @@ TEST_F(CommandLineTest, SessionsFitInAHundredColumns) {
   for (const std::string& line : Lines(text)) EXPECT_LE(line.size(), 100u) << text;
   for (const char* heading : {" AGE ", " GUARANTEE ", " PRIO "}) EXPECT_THAT(text, HasSubstr(heading));
   EXPECT_THAT(text, Not(HasSubstr("WAITS FOR"))) << "nobody waits";
+  const std::string wide =
+      RunProgram({"/usr/bin/env", "COLUMNS=200", VramctlProgram(), "sessions", "--socket_dir=" + dir()}).out;
+  for (const char* part : {" USER ", " COMMAND ", " IDLE ", " command_line_test ", "may-be-63-letter "}) {
+    EXPECT_THAT(wide, HasSubstr(part));
+  }
 }
 
 // ---- Completion ----

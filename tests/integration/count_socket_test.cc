@@ -64,6 +64,27 @@ TEST_F(CountSocketTest, WhatIsFreeDoesNotDependOnOthers) {
   EXPECT_TRUE(IsCharged(256_MiB));
 }
 
+TEST_F(CountSocketTest, ASessionIsIdleSinceItsLastCharge) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_OK_AND_ASSIGN(CountClient client, Open("idle"));
+  const auto idle_ms = [&] { return raw_->GetSession(Ref("idle"))->idle_ms(); };
+  constexpr uint64_t kLongMs = 500;
+  ASSERT_TRUE(WaitFor([&] {
+    EXPECT_OK(client.Info().status());  // asks, and uses nothing
+    return idle_ms() > kLongMs;
+  }));
+  EXPECT_TRUE(WaitFor([&] {
+    EXPECT_OK(client.Charge(2_MiB));
+    return idle_ms() < kLongMs;
+  }));
+  ASSERT_TRUE(WaitFor([&] { return idle_ms() > kLongMs; }));
+  EXPECT_TRUE(WaitFor([&] {
+    EXPECT_OK(client.Uncharge(2_MiB));
+    EXPECT_OK(client.Charge(2_MiB));
+    return idle_ms() < kLongMs;
+  }));
+}
+
 TEST_F(CountSocketTest, EachDeviceHasItsOwnCount) {
   ASSERT_NO_FATAL_FAILURE(Begin({.devices = 2}));
   ASSERT_OK_AND_ASSIGN(CountClient client, Open("two"));

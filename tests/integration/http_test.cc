@@ -3,12 +3,15 @@
 // The daemon's HTTP port: what it answers is what vramctl says, and no client of it keeps others out.
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <pwd.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <latch>
 #include <optional>
 #include <semaphore>
@@ -123,13 +126,18 @@ TEST_F(HttpTest, SaysWhatVramctlSays) {
     sessions = CtlJson({"sessions"})["sessions"];
     return sessions.size() == 2 && sessions[0]["devices"][0]["allocated_bytes"] == 1024;
   }));
+  for (Json& session : sessions) {
+    session.erase("idle_ms");  // grows
+    session.erase("user");     // may not be known yet
+  }
   const Json state = Get("/api/v1/state");
   ExpectContains(state["sessions"], sessions, "state.sessions");
   Json devices = CtlJson({"status"})["devices"];
-  // The daemon asks a GPU's driver for its processes by itself, at any time between the two.
+  // The daemon asks a GPU's driver for its processes and sensors by itself, at any time between the two.
   for (Json& device : devices) {
     device.erase("processes");
     device.erase("processes_fault");
+    for (const char* sensor : {"use_percent", "temperature_celsius", "power_watts"}) device.erase(sensor);
   }
   ExpectContains(state["devices"], devices, "state.devices");
   ExpectContains(Get("/api/v1/sessions")["sessions"], sessions, "sessions");
@@ -153,6 +161,27 @@ TEST_F(HttpTest, SaysWhatVramctlSays) {
   }));
 }
 
+TEST_F(HttpTest, SaysWhoseASessionIsWhatItRunsAndSinceWhenItIsIdle) {
+  const passwd* const entry = getpwuid(geteuid());
+  const std::string user = entry == nullptr ? "" : entry->pw_name;
+  for (const Placement placement : {Placement::kLeased, Placement::kRemote}) {
+    placement_ = placement;
+    ASSERT_OK_AND_ASSIGN(Client client, VramctlDaemonTest::Connect("client"));
+    const auto session = [&] { return Get("/api/v1/sessions")["sessions"][0]; };
+    ASSERT_TRUE(WaitFor([&] { return session()["user"] == user; })) << session();
+    EXPECT_EQ(session()["command"], program_invocation_short_name);
+    const auto idle_ms = [&] { return session()["idle_ms"].get<int64_t>(); };
+    constexpr int64_t kLongMs = 500;
+    EXPECT_TRUE(WaitFor([&] { return idle_ms() > kLongMs; })) << session();
+    EXPECT_TRUE(WaitFor([&] {
+      EXPECT_OK(client.Allocate(3_MiB).status());  // and frees it
+      return idle_ms() < kLongMs;
+    })) << session();
+  }
+  ASSERT_OK_AND_ASSIGN(const ClientProcess other, ConnectProcess("other"));
+  EXPECT_EQ(CtlJson({"sessions"})["sessions"].back()["command"], "test_client") << "another program";
+}
+
 TEST_F(HttpTest, TheTimelineTellsWhatSessionsCouldGiveBack) {
   ASSERT_OK_AND_ASSIGN(Client client, VramctlDaemonTest::Connect("client"));
   ASSERT_OK_AND_ASSIGN(const Buffer kept, client.Allocate(24_MiB));
@@ -164,6 +193,36 @@ TEST_F(HttpTest, TheTimelineTellsWhatSessionsCouldGiveBack) {
     return !timeline["time_ms"].empty() && timeline["reclaimable_bytes"].size() == timeline["time_ms"].size() &&
            state["sessions"][0]["devices"][0]["idle_bytes"] == 30_MiB && timeline["reclaimable_bytes"].back() == 30_MiB;
   }));
+}
+
+TEST_F(HttpTest, TheTimelineOfASessionIsKeptByTheDaemon) {
+  ASSERT_OK_AND_ASSIGN(const Client idle, VramctlDaemonTest::Connect("idle"));
+  std::string path;
+  {
+    ASSERT_OK_AND_ASSIGN(Client client, VramctlDaemonTest::Connect("client", Limit(128_MiB)));
+    ASSERT_OK_AND_ASSIGN(const Buffer buffer, client.Allocate(24_MiB));
+    const Json session = CtlJson({"sessions"})["sessions"][1];
+    path = absl::StrCat("/api/v1/timeline?device=0&session=id:", session["id"].get<uint64_t>());
+    Json timeline;
+    ASSERT_TRUE(WaitFor([&] {
+      timeline = Get(path);
+      return timeline["time_ms"].size() > 1 && timeline["allocated_bytes"].back() == 24_MiB;
+    })) << timeline;
+    EXPECT_EQ(timeline["reserved_bytes"].back(), session["devices"][0]["reserved_bytes"]);
+    EXPECT_EQ(timeline["reserved_bytes"].size(), timeline["time_ms"].size());
+    EXPECT_EQ(timeline["allocated_bytes"].size(), timeline["time_ms"].size());
+    EXPECT_EQ(timeline["limit_bytes"], 128_MiB);
+    EXPECT_EQ(timeline["name"], "client");
+    EXPECT_EQ(timeline["session_id"], session["id"]);
+    EXPECT_EQ(timeline["device"], 0);
+    EXPECT_EQ(Get("/api/v1/timeline?session=client")["session_id"], session["id"]) << "by its name";
+    EXPECT_TRUE(Get("/api/v1/timeline?session=idle")["time_ms"].empty()) << "it has held nothing";
+  }
+  const auto answer = [&](const std::string& asked) { return daemon_->Get(asked).value_or(HttpAnswer()); };
+  EXPECT_TRUE(WaitFor([&] { return answer(path).code == 404; })) << answer(path).body << ": the session has ended";
+  EXPECT_EQ(answer("/api/v1/timeline?session=nobody").code, 404);
+  EXPECT_TRUE(StrContains(answer("/api/v1/timeline?session=nobody").body, "nobody"));
+  EXPECT_EQ(answer("/api/v1/timeline?session=idle&device=9").code, 400);
 }
 
 TEST_F(HttpTest, TheMapHasEverySegmentWithItsBlocks) {

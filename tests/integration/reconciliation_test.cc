@@ -131,12 +131,30 @@ TEST_F(CudaReconciliationTest, ACountedProgramsContextIsOverheadAndMoreIsDrift) 
   EXPECT_THAT(Ctl({"status"}).out, HasSubstr(" and is charged for 500.00 MiB\n"));
 }
 
+TEST_F(CudaReconciliationTest, EverybodySeesWhatTheSensorsShow) {
+  StartOnMachine();
+  ASSERT_EQ(Ctl({"claim", "create", "mine", "--limit=1GiB"}).exit_code, 0);
+  const auto of_claim = [this] {
+    const RunResult result =
+        RunProgram({VramctlProgram(), "status", "--format=json", "--socket_dir=" + dir() + "/claims/mine"});
+    return Json::parse(result.out, nullptr, /*allow_exceptions=*/false)["devices"][0];
+  };
+  ASSERT_TRUE(WaitFor([&] { return !of_claim()["use_percent"].is_null(); })) << of_claim();
+  const Json state = Json::parse(daemon_->Get("/api/v1/state")->body, nullptr, /*allow_exceptions=*/false);
+  for (const Json& device : {Device(), of_claim(), state["devices"][0]}) {
+    EXPECT_EQ(device["use_percent"], cuda_substitute::kSensorUsePercent) << device;
+    EXPECT_EQ(device["temperature_celsius"], cuda_substitute::kSensorCelsius) << device;
+    EXPECT_EQ(device["power_watts"], cuda_substitute::kSensorMilliwatts / 1000.0) << device;
+  }
+}
+
 TEST_F(CudaReconciliationTest, AMachineWhoseDriverDoesNotTellSaysSo) {
   ASSERT_OK(StartDaemon({.environment = {{cuda_substitute::kNvmlErrorVariable, "9"}}}));
   ASSERT_TRUE(WaitFor([&] { return absl::StrContains(Ctl({"status"}).out, "is not known: nvmlInit_v2"); }));
   EXPECT_THAT(Ctl({"status"}).out,
               HasSubstr("what each process uses is not known: nvmlInit_v2 failed: Driver Not Loaded (9)"));
   EXPECT_TRUE(Device()["processes"].empty());
+  EXPECT_TRUE(Device()["power_watts"].is_null());
 }
 
 }  // namespace

@@ -551,20 +551,29 @@ TEST_F(WatchTest, SaysWhatStatusAndSessionsSay) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const std::vector<std::string> lines = absl::StrSplit(result.out, '\n', absl::SkipEmpty());
   ASSERT_EQ(lines.size(), 3u) << result.out;
-  // The daemon asks a GPU's driver for its processes by itself, at any time between the two.
+  // The daemon asks a GPU's driver for its processes and sensors by itself, at any time between the two.
   const auto without_processes = [](Json devices) {
     for (Json& device : devices) {
       device.erase("processes");
       device.erase("processes_fault");
+      for (const char* sensor : {"use_percent", "temperature_celsius", "power_watts"}) device.erase(sensor);
     }
     return devices;
+  };
+  // An idle time grows, and a name may not be known yet.
+  const auto without_times = [](Json sessions) {
+    for (Json& session : sessions) {
+      session.erase("idle_ms");
+      session.erase("user");
+    }
+    return sessions;
   };
   std::string before;
   for (const std::string& line : lines) {
     const Json json = Json::parse(line, nullptr, false);
     ASSERT_FALSE(json.is_discarded()) << line;
     EXPECT_EQ(without_processes(json["devices"]), without_processes(CtlJson({"status"})["devices"]));
-    EXPECT_EQ(json["sessions"], CtlJson({"sessions"})["sessions"]);
+    EXPECT_EQ(without_times(json["sessions"]), without_times(CtlJson({"sessions"})["sessions"]));
     EXPECT_EQ(json["daemon_version"], CtlJson({"status"})["daemon_version"]);
     EXPECT_GT(json["time"].get<std::string>(), before);
     before = json["time"];

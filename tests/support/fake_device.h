@@ -125,6 +125,12 @@ class FakeDevice : public Device {
       meanwhile_ = std::move(meanwhile);
     }
 
+    // Sensors from now on.
+    void set_sensors(const GpuSensors& sensors) {
+      MutexLock lock(mu_);
+      sensors_ = sensors;
+    }
+
     // What an earlier owner of the device has left with other processes.
     void Leave(std::vector<LeftSegment> segments, size_t unread_processes = 0) {
       MutexLock lock(mu_);
@@ -184,6 +190,7 @@ class FakeDevice : public Device {
     LeftSegments left_;
     absl::StatusOr<std::vector<GpuProcess>> processes_ = absl::UnimplementedError("fake device: nobody tells");
     std::function<void()> meanwhile_ = [] {};
+    GpuSensors sensors_;
   };
 
   explicit FakeDevice(uint64_t total_bytes, DeviceKind kind = DeviceKind::kHost)
@@ -267,6 +274,7 @@ class FakeDevice : public Device {
     control_->Read (&Control::meanwhile_)();
     return control_->Read(&Control::processes_);
   }
+  GpuSensors ReadSensors() override { return control_->Read(&Control::sensors_); }
   absl::StatusOr<LeftSegments> FindLeftSegments() override {
     if (properties_.kind == DeviceKind::kCuda) return absl::UnimplementedError("fake device: the driver does not tell");
     MutexLock lock(control_->mu_);

@@ -13,6 +13,7 @@
 #include "allocator/wire/heap_convert.h"
 #include "client/vrambroker/client.h"
 #include "client/vramctl/commands/commands.h"
+#include "client/vramctl/commands/output_columns.h"
 #include "client/vramctl/daemon/daemon_calls.h"
 #include "client/vramctl/views/output.h"
 #include "client/vramctl/views/overview.h"
@@ -105,7 +106,7 @@ absl::Status Sessions(const Context& context) {
     Print({{"sessions", SessionsJson({response->sessions().begin(), response->sessions().end()})}});
     return absl::OkStatus();
   }
-  std::printf("%s", SessionsTable(*response, absl::Now()).c_str());
+  std::printf("%s", SessionsTable(*response, absl::Now(), OutputColumns(kSessionsColumns)).c_str());
   return absl::OkStatus();
 }
 

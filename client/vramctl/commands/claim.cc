@@ -18,6 +18,7 @@
 #include "client/vrambroker/client.h"
 #include "client/vramctl/commands/claim_cdi_file.h"
 #include "client/vramctl/commands/commands.h"
+#include "client/vramctl/commands/output_columns.h"
 #include "client/vramctl/commands/snapshot_file.h"
 #include "client/vramctl/daemon/daemon_calls.h"
 #include "client/vramctl/options/refusal.h"
@@ -178,7 +179,8 @@ absl::Status ShowClaim(const Context& context) {
     return absl::OkStatus();
   }
   std::printf("%s", ClaimText(claim, UserName).c_str());
-  if (!sessions.sessions().empty()) std::printf("\n%s", SessionsTable(sessions, absl::Now()).c_str());
+  if (!sessions.sessions().empty())
+    std::printf("\n%s", SessionsTable(sessions, absl::Now(), OutputColumns(kSessionsColumns)).c_str());
   return absl::OkStatus();
 }
 

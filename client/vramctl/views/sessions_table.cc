@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
+#include <cstring>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -16,8 +17,7 @@
 namespace vrambroker::vramctl {
 namespace {
 
-constexpr size_t kSessionsWidth = 100;
-constexpr int kMostNameCells = 20;
+constexpr size_t kLeastTextCells = 20;
 
 struct SessionRow {
   const v1::Session& session;
@@ -30,11 +30,20 @@ struct SessionColumn {
   int rank;             // the highest goes first when the table is too wide; 0: never
   const char* nothing;  // the column is left out when all rows have this; nullptr: never
   std::string (*cell)(const SessionRow& row);
+  bool is_text = false;  // may be cut to kLeastTextCells
 };
 
-std::string NameCell(const SessionRow& row) {
-  const std::string name = Printable(row.session.name());
-  return Cells(name) > kMostNameCells ? Fit(name, kMostNameCells) : name;
+std::string UserCell(const SessionRow& row) {
+  return row.session.user().empty() ? absl::StrCat(row.session.uid()) : Printable(row.session.user());
+}
+
+std::string CommandCell(const SessionRow& row) {
+  return row.session.command().empty() ? "-" : Printable(row.session.command());
+}
+
+std::string IdleCell(const SessionRow& row) {
+  if (row.session.optional_idle_case() != v1::Session::kIdleMs) return "-";
+  return ShortAge(absl::Milliseconds(static_cast<int64_t>(row.session.idle_ms())));
 }
 
 std::string WaitsForCell(const SessionRow& row) {
@@ -45,20 +54,17 @@ std::string WaitsForCell(const SessionRow& row) {
                       row.device.waiting_size() > 1 ? absl::StrCat(" +", row.device.waiting_size() - 1) : "");
 }
 
-std::string ClaimCell(const SessionRow& row) {
-  if (row.session.claim().empty()) return "-";
-  const std::string claim = Printable(row.session.claim());
-  return Cells(claim) > kMostNameCells ? Fit(claim, kMostNameCells) : claim;
-}
-
-const std::array<SessionColumn, 17>& AllColumns() {
-  static constexpr std::array<SessionColumn, 17> kAll = {{
+const std::array<SessionColumn, 19>& AllColumns() {
+  static constexpr std::array<SessionColumn, 19> kAll = {{
       {">ID", 0, nullptr, [](const SessionRow& row) { return absl::StrCat(row.session.id()); }},
-      {"NAME", 0, nullptr, NameCell},
-      {"CLAIM", 2, "-", ClaimCell},
+      {"NAME", 0, nullptr, [](const SessionRow& row) { return Printable(row.session.name()); }, true},
+      {"USER", 3, nullptr, UserCell, true},
+      {"COMMAND", 9, "-", CommandCell, true},
+      {"CLAIM", 2, "-",
+       [](const SessionRow& row) { return row.session.claim().empty() ? "-" : Printable(row.session.claim()); }, true},
       {">PID", 3, nullptr, [](const SessionRow& row) { return absl::StrCat(row.session.pid()); }},
-      {">UID", 8, nullptr, [](const SessionRow& row) { return absl::StrCat(row.session.uid()); }},
       {">AGE", 2, nullptr, [](const SessionRow& row) { return ShortAge(row.age); }},
+      {">IDLE", 8, "-", IdleCell},
       {"STATE", 0, "active", [](const SessionRow& row) { return std::string(StateOn(row.session, row.device)); }},
       {">PRIO", 7, "0", [](const SessionRow& row) { return absl::StrCat(row.session.priority()); }},
       {">DEV", 0, "0", [](const SessionRow& row) { return absl::StrCat(row.device.device()); }},
@@ -75,6 +81,31 @@ const std::array<SessionColumn, 17>& AllColumns() {
   return kAll;
 }
 
+struct TableColumn {
+  const SessionColumn* column;
+  std::vector<std::string> cells;  // the heading first
+  size_t width = 0;                // of the longest
+};
+
+TableColumn MakeColumn(const SessionColumn& column, const std::vector<SessionRow>& rows) {
+  TableColumn made{.column = &column, .cells = {column.heading}};
+  made.width = std::strlen(column.heading) - (column.heading[0] == '>' ? 1 : 0);
+  for (const SessionRow& row : rows) {
+    made.cells.push_back(column.cell(row));
+    made.width = std::max(made.width, made.cells.back().size());
+  }
+  return made;
+}
+
+// When its texts are cut to `text_cells`.
+size_t LineCells(const std::vector<TableColumn>& columns, size_t text_cells) {
+  size_t width = 2 * (columns.size() - 1);
+  for (const TableColumn& column : columns) {
+    width += column.column->is_text ? std::min(column.width, text_cells) : column.width;
+  }
+  return width;
+}
+
 }  // namespace
 
 std::string ShortAge(absl::Duration age) {
@@ -85,33 +116,43 @@ std::string ShortAge(absl::Duration age) {
   return absl::StrFormat("%dd%02dh", seconds / 86400, seconds / 3600 % 24);
 }
 
-std::string SessionsTable(const v1::ListSessionsResponse& sessions, absl::Time now) {
+std::string SessionsTable(const v1::ListSessionsResponse& sessions, absl::Time now, int width) {
   std::vector<SessionRow> rows;
   for (const v1::Session& session : sessions.sessions()) {
     const absl::Time started = absl::FromUnixSeconds(session.started().seconds());
     for (const v1::SessionDevice& device : session.devices()) rows.push_back({session, device, now - started});
   }
   if (rows.empty()) return "no sessions\n";
-  std::vector<const SessionColumn*> shown;
+  std::vector<TableColumn> shown;
   for (const SessionColumn& column : AllColumns()) {
-    const auto says_nothing = [&](const SessionRow& row) {
-      return column.nothing != nullptr && column.cell(row) == column.nothing;
+    TableColumn made = MakeColumn(column, rows);
+    const auto says_nothing = [&](const std::string& cell) {
+      return column.nothing != nullptr && cell == column.nothing;
     };
-    if (!std::all_of(rows.begin(), rows.end(), says_nothing)) shown.push_back(&column);
+    if (!std::all_of(made.cells.begin() + 1, made.cells.end(), says_nothing)) shown.push_back(std::move(made));
   }
-  while (true) {
-    std::vector<std::vector<std::string>> cells(1);  // the heading first
-    for (const SessionColumn* column : shown) cells[0].emplace_back(column->heading);
-    for (const SessionRow& row : rows) {
-      cells.emplace_back();
-      for (const SessionColumn* column : shown) cells.back().push_back(column->cell(row));
-    }
-    std::string table = Table(cells);
-    const auto least = std::max_element(
-        shown.begin(), shown.end(), [](const SessionColumn* a, const SessionColumn* b) { return a->rank < b->rank; });
-    if (WidthOf(table) <= kSessionsWidth || (*least)->rank == 0) return table;
+  const auto most = static_cast<size_t>(width);
+  while (LineCells(shown, kLeastTextCells) > most) {
+    const auto least = std::max_element(shown.begin(), shown.end(), [](const TableColumn& a, const TableColumn& b) {
+      return a.column->rank < b.column->rank;
+    });
+    if (least->column->rank == 0) break;
     shown.erase(least);
   }
+  size_t text_cells = kLeastTextCells;
+  for (const TableColumn& column : shown) {
+    if (column.column->is_text) text_cells = std::max(text_cells, column.width);
+  }
+  while (text_cells > kLeastTextCells && LineCells(shown, text_cells) > most) --text_cells;
+  std::vector<std::vector<std::string>> table(rows.size() + 1);
+  for (const TableColumn& column : shown) {
+    for (size_t row = 0; row < table.size(); ++row) {
+      const std::string& cell = column.cells[row];
+      const bool is_cut = column.column->is_text && cell.size() > text_cells;
+      table[row].push_back(is_cut ? Fit(cell, static_cast<int>(text_cells)) : cell);
+    }
+  }
+  return Table(table);
 }
 
 }  // namespace vrambroker::vramctl

@@ -9,9 +9,12 @@
 
 namespace vrambroker::vramctl {
 
-// The table of vramctl sessions: a row for each session and device, at most 100 columns wide. Columns in which every
-// row says the same nothing (no guarantee, nobody waits) are left out, then the least important ones that do not fit.
-std::string SessionsTable(const v1::ListSessionsResponse& sessions, absl::Time now);
+inline constexpr int kSessionsColumns = 100;  // where the output is no terminal
+
+// The table of vramctl sessions: a row for each session and device, in lines of at most `width` cells. Columns in which
+// every row says the same nothing (no guarantee, nobody waits) are left out, then the least important ones that do not
+// fit. Names and commands are cut where there is no room for them.
+std::string SessionsTable(const v1::ListSessionsResponse& sessions, absl::Time now, int width);
 
 // "45s", "12m", "3h05m", "9d04h".
 std::string ShortAge(absl::Duration age);

@@ -47,5 +47,18 @@ TEST(Utf8Test, WhatIsNoCharacterIsReplaced) {
   }
 }
 
+TEST(Utf8Test, CleanTextIsForTerminalsAndBounded) {
+  EXPECT_EQ(CleanText("a b\x1b[1m\n\x7f", 100), "a b_[1m__");
+  EXPECT_EQ(CleanText("\xC2\x9B"
+                      "1m \xC2\xA9",
+                      100),
+            "_1m \xC2\xA9")
+      << "a control character of two bytes";
+  EXPECT_EQ(CleanText("a\xFFz", 100), "a\xEF\xBF\xBDz");
+  EXPECT_EQ(CleanText("abc", 2), "ab");
+  EXPECT_EQ(CleanText("ab\xC3\xA9", 3), "ab") << "no half of a character";
+  EXPECT_EQ(CleanText("", 3), "");
+}
+
 }  // namespace
 }  // namespace vrambroker

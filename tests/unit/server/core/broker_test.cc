@@ -510,6 +510,35 @@ TEST_F(BrokerTest, MemoryComesBackWhenTheProcessEnds) {
   EXPECT_THAT(unwatched_, ElementsAre(0)) << "once";
 }
 
+TEST_F(BrokerTest, OperatorsSeeWhoseASessionIsWhatItRunsAndHowLongItIsIdle) {
+  SteadyTime now{std::chrono::hours(1)};
+  std::vector<uid_t> asked;
+  BrokerOptions options;
+  options.clock = [&] { return now; };
+  options.user_name = [&](uid_t uid) {
+    asked.push_back(uid);
+    return uid == 1000 ? "ann" : "";
+  };
+  Make(options);
+  const SessionPtr session = Open("a", std::nullopt, Process(getpid(), 1000));
+  EXPECT_THAT(asked, ElementsAre(1000)) << "so that it is known when somebody looks";
+  now += std::chrono::seconds(3);
+  const SessionPtr of_gone = Open("b", std::nullopt, Process(0x7FFFFFF0, 1001));
+  now += std::chrono::milliseconds(5);
+  const BrokerView view = broker_->operator_view().Look();
+  ASSERT_EQ(view.sessions.size(), 2u);
+  EXPECT_EQ(view.sessions[0].user, "ann");
+  EXPECT_EQ(view.sessions[0].command, "server_test");
+  EXPECT_EQ(view.sessions[0].idle, std::chrono::milliseconds(3005));
+  EXPECT_EQ(view.sessions[1].user, "");
+  EXPECT_EQ(view.sessions[1].command, "");
+  EXPECT_EQ(view.sessions[1].idle, std::chrono::milliseconds(5));
+  session->NoteUse(now + std::chrono::seconds(1));
+  EXPECT_EQ(broker_->operator_view().Describe(*session).idle, std::chrono::milliseconds(0)) << "used after the look";
+  EXPECT_EQ(broker_->operator_view().Describe(*session).user, "ann");
+  broker_->CloseAll("while there is a clock");
+}
+
 TEST_F(BrokerTest, ASessionThatEndsSoonAfterARefusalIsCountedForItsTenant) {
   SteadyTime now{std::chrono::hours(1)};
   BrokerOptions options;

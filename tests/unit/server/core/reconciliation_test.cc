@@ -48,6 +48,18 @@ TEST_F(ReconciliationTest, NothingIsKnownUntilTheDriverTells) {
   EXPECT_TRUE(Look({})->status.ok());
 }
 
+TEST_F(ReconciliationTest, TheSensorsAreReadAtEachLook) {
+  EXPECT_EQ(broker_->reconciliation().GetSensors(0).power_watts, std::nullopt);
+  controls_[0]->set_sensors({.use_percent = 12, .temperature_celsius = std::nullopt, .power_watts = 70.5});
+  controls_[0]->set_processes(absl::InternalError("nvml: lost"));
+  broker_->reconciliation().Look(0);
+  const GpuSensors sensors = broker_->operator_view().Look().devices[0].sensors;
+  EXPECT_EQ(sensors.use_percent, 12);
+  EXPECT_EQ(sensors.temperature_celsius, std::nullopt);
+  EXPECT_EQ(sensors.power_watts, 70.5);
+  EXPECT_EQ(broker_->reconciliation().GetSensors(1).use_percent, std::nullopt);
+}
+
 TEST_F(ReconciliationTest, OverheadIsWhatAProcessUsesBeyondWhatItIsCharged) {
   const SessionPtr session = OpenCounted("train", 20_MiB);
   const auto found = Look({{.pid = kClient, .bytes = 24_MiB}, {.pid = getpid(), .bytes = 3_MiB}});

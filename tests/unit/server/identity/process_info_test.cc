@@ -45,6 +45,57 @@ TEST(ProcessInfoTest, WhatIsInAContainerHasSeveralNumbers) {
   EXPECT_FALSE(IsInInnerPidNamespace(getpid()));
 }
 
+TEST(ProcessInfoTest, ACommandIsAProgramAndItsScript) {
+  const auto command = [](const std::vector<std::string>& arguments) {
+    std::string text;
+    for (const std::string& argument : arguments) text += argument + std::string(1, '\0');
+    return ParseCommand(text);
+  };
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string expected;
+  };
+  const std::string secret = "--token=hf_secret";
+  const std::vector<Case> cases = {
+      {{"vramctl", "hold", "1GiB"}, "vramctl"},
+      {{"/usr/bin/python3", "/home/ann/train.py", secret}, "python3 train.py"},
+      {{"python3", "-u", "-W", "ignore", "-X", "dev", "train.py", "eval.py"}, "python3 train.py"},
+      {{"python3.11", "-m", "vllm.entrypoints.openai.api_server", secret},
+       "python3.11 -m vllm.entrypoints.openai.api_server"},
+      {{"python3", "-OO", "-m", "torch.distributed.run", "train.py"}, "python3 -m torch.distributed.run"},
+      {{"python3", "train.py", "-m", "secret"}, "python3 train.py"},
+      {{"/usr/bin/python3", "/usr/bin/vllm", "serve", "-m", "secret"}, "python3 vllm"},
+      {{"python3", "/usr/bin/torchrun", "--nproc=2", "jobs/train.py"}, "python3 train.py"},
+      {{"python3", "-c", "import os; os.system('secret.sh')", "secret.py"}, "python3"},
+      {{"python3", "-m"}, "python3"},
+      {{"python3"}, "python3"},
+      {{"torchrun", "--nproc-per-node", "2", "train.py"}, "torchrun train.py"},
+      {{"node", "-m", "secret", "server.js"}, "node server.js"},
+      {{"bash", "-c", "TOKEN=secret ./run.sh"}, "bash"},
+      {{"tool", secret + ".py", "KEY=secret.sh", "x$y.py"}, "tool"},
+      {{"julia", "fit.jl"}, "julia fit.jl"},
+      {{"Rscript", "fit.R"}, "Rscript fit.R"},
+      {{"ray::train (x=secret/y)"}, "ray::train"},
+      {{"/opt/a\nb", "\xD0\xB0\x1b.py", "\xD0\xB0.py"}, "a_b \xD0\xB0.py"},
+      {{std::string(100, 'x'), std::string(70, 'y') + ".py"}, std::string(64, 'x') + " " + std::string(64, 'y')},
+      {{"", "train.py"}, ""},
+      {{}, ""},
+  };
+  for (const Case& each : cases) EXPECT_EQ(command(each.arguments), each.expected);
+}
+
+TEST(ProcessInfoTest, TheCommandOfAProcess) {
+  const pid_t child = fork();
+  if (child == 0) {
+    execl("/bin/sleep", "/opt/nvidia/sleep", "1000", nullptr);
+    _exit(1);
+  }
+  EXPECT_TRUE(testing_support::WaitFor([child] { return CommandOf(child) == "sleep"; })) << CommandOf(child);
+  kill(child, SIGKILL);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(CommandOf(child), "") << "it has gone";
+}
+
 TEST(ProcessInfoTest, AnExecMakesAnotherImage) {
   const std::optional<ProcessImage> own = ImageOf(getpid());
   ASSERT_TRUE(own.has_value());

@@ -399,6 +399,32 @@ TEST_F(SessionLeaseTest, WhatAClientSaysIsCutToWhatCanBeTrue) {
   }
 }
 
+TEST_F(SessionLeaseTest, AReportThatDiffersIsAUse) {
+  SessionSetup setup = MakeSetup({}, {});
+  setup.clock = [this] { return now_; };
+  const auto session = std::make_shared<LeasedSession>(setup, ResumeToken());
+  const auto idle_after = [&](const MemoryStats& stats) {
+    now_ += std::chrono::seconds(1);
+    session->Report(0, stats);
+    return now_ - session->last_use();
+  };
+  using std::chrono::seconds;
+  MemoryStats stats;
+  EXPECT_EQ(idle_after(stats), seconds(1)) << "since it was opened";
+  stats.allocation.all.allocated = 1;
+  EXPECT_EQ(idle_after(stats), seconds(0));
+  stats.active_bytes.all.peak = 512;
+  EXPECT_EQ(idle_after(stats), seconds(1)) << "nothing was allocated or freed";
+  stats.allocation.all.freed = 1;
+  EXPECT_EQ(idle_after(stats), seconds(0));
+  stats.reserved_bytes.all.current = 2_MiB;
+  EXPECT_EQ(idle_after(stats), seconds(0));
+  ASSERT_TRUE(session->Advance(SessionState::kDisconnected));
+  now_ += seconds(5);
+  ASSERT_TRUE(session->Resume(client_));
+  EXPECT_EQ(idle_after(stats), seconds(6)) << "a client that comes back has used nothing";
+}
+
 TEST_F(SessionLeaseTest, WhatIsNotAllIdleIsLeftAlone) {
   EXPECT_TRUE(absl::IsNotFound(leased_->LeaseIdle(0, {2_MiB, 2_MiB, 2_MiB}).status()));
   EXPECT_TRUE(absl::IsNotFound(leased_->LeaseIdle(0, {2_MiB, 20_MiB}).status()));

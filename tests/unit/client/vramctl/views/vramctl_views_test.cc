@@ -863,10 +863,49 @@ v1::ListSessionsResponse TwoSessions() {
 }
 
 TEST(SessionsTableTest, LeavesOutWhatSaysNothing) {
-  EXPECT_EQ(SessionsTable(TwoSessions(), absl::FromUnixSeconds(1'000'000 + 3 * 3600 + 300)),
-            "ID  NAME      PID   UID    AGE  LIMIT  RESERVED  ALLOCATED   FRAG\n"
-            " 1  trainer  4242  1000  3h05m  8.00G     20.0M      10.0M  50.0%\n"
-            " 2  server   4242  1000  3h05m  8.00G     20.0M      10.0M  50.0%\n");
+  EXPECT_EQ(SessionsTable(TwoSessions(), absl::FromUnixSeconds(1'000'000 + 3 * 3600 + 300), 100),
+            "ID  NAME     USER   PID    AGE  LIMIT  RESERVED  ALLOCATED   FRAG\n"
+            " 1  trainer  1000  4242  3h05m  8.00G     20.0M      10.0M  50.0%\n"
+            " 2  server   1000  4242  3h05m  8.00G     20.0M      10.0M  50.0%\n");
+}
+
+v1::ListSessionsResponse TwoKnownSessions() {
+  v1::ListSessionsResponse sessions = TwoSessions();
+  v1::Session& session = *sessions.mutable_sessions(0);
+  session.set_user("ann\x1b");
+  session.set_command("python3 train.py");
+  session.set_idle_ms(61'000);
+  session.set_name("trainer-of-the-large-model-in-room-4");
+  return sessions;
+}
+
+TEST(SessionsTableTest, SaysWhoseASessionIsAndWhatItRunsWhereThereIsRoom) {
+  const absl::Time now = absl::FromUnixSeconds(1'000'000);
+  EXPECT_EQ(SessionsTable(TwoKnownSessions(), now, 160),
+            "ID  NAME                                  USER     COMMAND            PID  AGE  IDLE  LIMIT  RESERVED  "
+            "ALLOCATED   FRAG\n"
+            " 1  trainer-of-the-large-model-in-room-4  ann\\x1b  python3 train.py  4242   0s    1m  8.00G     20.0M    "
+            "  10.0M  50.0%\n"
+            " 2  server                                1000     -                 4242   0s     -  8.00G     20.0M     "
+            " 10.0M  50.0%\n");
+  EXPECT_EQ(
+      SessionsTable(TwoKnownSessions(), now, 110),
+      "ID  NAME                         USER     COMMAND            PID  AGE  IDLE  LIMIT  RESERVED  ALLOCATED   FRAG\n"
+      " 1  trainer-of-the-large-model~  ann\\x1b  python3 train.py  4242   0s    1m  8.00G     20.0M      10.0M  "
+      "50.0%\n"
+      " 2  server                       1000     -                 4242   0s     -  8.00G     20.0M      10.0M  "
+      "50.0%\n")
+      << "a name is as wide as there is room";
+}
+
+TEST(SessionsTableTest, TheCommandGoesFirstThenTheIdleTime) {
+  const auto heading = [](int width) {
+    const std::string table = SessionsTable(TwoKnownSessions(), absl::FromUnixSeconds(1'000'000), width);
+    for (const absl::string_view line : absl::StrSplit(table, '\n')) EXPECT_LE(line.size(), static_cast<size_t>(width));
+    return table.substr(0, table.find('\n'));
+  };
+  EXPECT_THAT(heading(100), AllOf(Not(HasSubstr("COMMAND")), HasSubstr(" IDLE "), HasSubstr(" USER ")));
+  EXPECT_THAT(heading(80), AllOf(Not(HasSubstr("IDLE")), HasSubstr(" USER "), HasSubstr(" PID ")));
 }
 
 TEST(SessionsTableTest, FitsAndKeepsWhatMattersMost) {
@@ -874,6 +913,9 @@ TEST(SessionsTableTest, FitsAndKeepsWhatMattersMost) {
   v1::Session& busy = *sessions.mutable_sessions(0);
   busy.set_name(std::string(63, 'n'));
   busy.set_id(1'234'567'890);
+  busy.set_user(std::string(32, 'u'));
+  busy.set_command("python3 " + std::string(64, 's'));
+  busy.set_idle_ms(1'000'000'000);
   busy.set_pid(4194304);
   busy.set_uid(4'000'000'000);
   busy.set_priority(-1000);
@@ -888,13 +930,13 @@ TEST(SessionsTableTest, FitsAndKeepsWhatMattersMost) {
     waiting.set_waited_ms(61'000);
     waiting.set_place(12);
   }
-  const std::string table = SessionsTable(sessions, absl::FromUnixSeconds(1'000'000));
+  const std::string table = SessionsTable(sessions, absl::FromUnixSeconds(1'000'000), 100);
   for (const absl::string_view line : absl::StrSplit(table, '\n')) EXPECT_LE(line.size(), 100u) << table;
   for (const char* part :
        {" STATE ", "disconnected", " DEV ", " LIMIT ", " RESERVED ", " ALLOCATED", "6.00G 1m #12 +2"}) {
     EXPECT_THAT(table, HasSubstr(part));
   }
-  EXPECT_THAT(table, Not(HasSubstr(" UID ")));
+  EXPECT_THAT(table, Not(HasSubstr(" COMMAND ")));
 }
 
 TEST(SessionsTableTest, OnlyWhatRunsCanBeOverItsLimit) {
@@ -904,7 +946,7 @@ TEST(SessionsTableTest, OnlyWhatRunsCanBeOverItsLimit) {
   EXPECT_STREQ(StateOn(session, session.devices(0)), "over limit");
   session.set_state(v1::SESSION_STATE_ENDED);
   EXPECT_STREQ(StateOn(session, session.devices(0)), "ended");
-  EXPECT_THAT(SessionsTable(sessions, absl::FromUnixSeconds(1'000'000)),
+  EXPECT_THAT(SessionsTable(sessions, absl::FromUnixSeconds(1'000'000), 100),
               AllOf(HasSubstr("  ended  "), Not(HasSubstr("over limit"))));
   session.set_state(v1::SESSION_STATE_DISCONNECTED);
   EXPECT_STREQ(StateOn(session, session.devices(0)), "disconnected");
