@@ -348,7 +348,7 @@ class DashboardsTest(LoadedTest):
                     self.assertIn(f"{word} {texts[word]}", text)
             self.assertIn(heading, text)
             self.assertNotRegex(text, boards.OF_NO_GLOSSARY)
-        self.assertIn(f"fragmentation {texts['frag']}", top)
+        self.assertIn(f"FRAG {texts['frag']}", top)
         self.expect_sessions(top_rows(top), "top", short_bytes)
         (held,) = self.daemon.ctl("quarantine")["quarantine"]
         self.assertEqual((held["client"], held["bytes"], len(held["holders"])), ("guest-dead", Load.LEFT_BEHIND, 1))
