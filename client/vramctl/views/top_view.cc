@@ -251,6 +251,7 @@ bool TopView::HandleKey(int key) {
     case '?':
     case kKeyHelp:
       helps_ = true;
+      help_scroll_ = Scroll();
       return true;
     case '/':
       edits_filter_ = true;
@@ -332,6 +333,7 @@ void TopView::HandleDetailsKey(int key) {
     case '?':
     case kKeyHelp:
       helps_ = true;
+      help_scroll_ = Scroll();
       return;
     case ' ':
       frozen_ = !frozen_;
