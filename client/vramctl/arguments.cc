@@ -219,8 +219,8 @@ void CommandLine::AddCommandsThatShow() {
 
   CLI::App* const top = Add(
       kShow, "top",
-      "Show devices and sessions live, with bars; change a session. Press h for the keys, q to quit. With -b, write "
-      "them once as text.",
+      "Show devices and sessions live, with bars; change a session. Press h for the keys, Enter for a session's details, "
+      "q to quit. With -b, write them once as text, with the same columns.",
       [this] { return Top(context_); });
   top->footer(kWords);
   top->add_option("--interval", context_.interval, "Seconds between two updates, 0.1 to 3600. Default: 1.")

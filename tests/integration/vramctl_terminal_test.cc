@@ -183,6 +183,71 @@ TEST_F(TopTest, ObeysKeys) {
   EXPECT_EQ(top->End(), "exit=0 plain");
 }
 
+TEST_F(TopTest, EnterShowsDetails) {
+  std::optional<Client> trainer;
+  ASSERT_OK_AND_ASSIGN(trainer, Connect("trainer", Limit(0.5)));
+  std::optional<Buffer> buffer;
+  ASSERT_OK_AND_ASSIGN(buffer, trainer->Allocate(3_MiB));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+  ASSERT_TRUE(top->Shows("\ntrainer (id "));
+  top->Press("Enter");
+  EXPECT_TRUE(top->Shows(absl::StrCat("pid ", getpid())));
+  EXPECT_TRUE(top->Shows("20.00 MiB large [█"));
+  EXPECT_TRUE(top->Shows("1 block, a hole of 17.00 MiB"));
+  EXPECT_TRUE(top->Shows("no request was refused"));
+  EXPECT_FALSE(trainer->Allocate(200_MiB).ok());
+  EXPECT_TRUE(top->Shows("wanted 200.00 MiB on device 0: limit"));
+  EXPECT_TRUE(top->Shows("do:  "));
+  {
+    ASSERT_OK_AND_ASSIGN(const Buffer large, trainer->Allocate(40_MiB));
+    EXPECT_TRUE(top->Shows("40.00 MiB large [█"));
+  }
+  top->Press("T");
+  EXPECT_TRUE(top->Shows("y/N"));
+  top->Press("y");
+  EXPECT_TRUE(top->Shows("): 40.00 MiB came back"));
+  EXPECT_TRUE(top->ShowsNoMore("40.00 MiB large"));
+  buffer.reset();
+  trainer.reset();
+  EXPECT_TRUE(top->Shows("has ended: its last figures"));
+  EXPECT_TRUE(top->Shows("20.00 MiB large ["));
+  top->Press("q");
+  EXPECT_TRUE(top->Shows("no sessions"));
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
+TEST_F(TopTest, DetailsWaitForNobody) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess silent, ConnectProcess("silent"));
+  ASSERT_OK(silent.Call(absl::StrCat("alloc ", 2_MiB)));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
+  ASSERT_TRUE(top->Shows("\nsilent (id "));
+  silent.process().Signal(SIGSTOP);
+  top->Press("Enter");
+  EXPECT_TRUE(top->Shows("pid "));
+  EXPECT_TRUE(top->Shows("its segments are missing here: "));
+  top->Press("Escape");
+  EXPECT_TRUE(top->Shows("sorted by reserved"));
+  top->Press("q");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+  silent.process().Signal(SIGCONT);
+}
+
+TEST_F(TopTest, DetailsSayWhoMaySeeSegments) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to act as somebody else";
+  ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = "socket_mode: '0666'"}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("trainer"));
+  ASSERT_OK_AND_ASSIGN(const Buffer buffer, client.Allocate(3_MiB));
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top,
+                       Top({}, {"/usr/bin/setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}));
+  ASSERT_TRUE(top->Shows("\ntrainer (id "));
+  top->Press("Enter");
+  EXPECT_TRUE(top->Shows("its segments are missing here: uid 65534 may not "));
+  EXPECT_TRUE(top->Shows("reserved 20.00 MiB"));
+  top->Press("F10");
+  EXPECT_EQ(top->End(), "exit=0 plain");
+}
+
 TEST_F(TopTest, FollowsTheSizeOfTheTerminal) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("trainer"));
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top());
@@ -503,10 +568,10 @@ TEST_F(TopChangesTest, FollowsTheSizeOfTheTerminal) {
       absl::StrCat("End ", title, "? Its memory is charged until the process gives it back. y/N");
   EXPECT_TRUE(shows_across_lines(question)) << top->Screen();
   top->Resize(40, 5);
-  EXPECT_TRUE(top->ShowsNoMore("GUARANTEE"));
+  EXPECT_TRUE(top->ShowsNoMore("RECLAIMABLE"));
   EXPECT_TRUE(shows_across_lines(question)) << top->Screen();
   top->Resize(120, 24);
-  EXPECT_TRUE(top->Shows("GUARANTEE"));
+  EXPECT_TRUE(top->Shows("RECLAIMABLE"));
   EXPECT_TRUE(top->Shows(question));
   top->Press("n");
   EXPECT_TRUE(top->Shows("Nothing was done."));

@@ -23,6 +23,7 @@
 #include "client/vramctl/commands/output_columns.h"
 #include "client/vramctl/options/users.h"
 #include "client/vramctl/top/daemon_poller.h"
+#include "client/vramctl/top/details_reader.h"
 #include "client/vramctl/top/session_actor.h"
 #include "client/vramctl/top/top_screen.h"
 #include "client/vramctl/views/top_view.h"
@@ -93,10 +94,12 @@ absl::Status Top(const Context& context) {
   const UniqueFd signals = TakeSignals();
   DaemonPoller poller(context, *interval);
   SessionActor actor(context);
-  std::array<pollfd, 4> wait = {{{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0},
+  DetailsReader details_reader(context, *interval);
+  std::array<pollfd, 5> wait = {{{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0},
                                  {.fd = signals.get(), .events = POLLIN, .revents = 0},
                                  {.fd = poller.fd(), .events = POLLIN, .revents = 0},
-                                 {.fd = actor.fd(), .events = POLLIN, .revents = 0}}};
+                                 {.fd = actor.fd(), .events = POLLIN, .revents = 0},
+                                 {.fd = details_reader.fd(), .events = POLLIN, .revents = 0}}};
   std::optional<TopData> data;
   while (!data.has_value()) {
     if (poll(&wait[1], 2, -1) < 0 && errno != EINTR) return absl::ErrnoToStatus(errno, "poll failed");
@@ -121,10 +124,14 @@ absl::Status Top(const Context& context) {
       view.SetResult(*result);
       poller.Hurry();
     }
+    if (std::optional<DetailsData> details = details_reader.Take(); details.has_value()) {
+      view.SetDetails(*std::move(details));
+    }
     for (int key; (key = (*screen)->ReadKey()) >= 0;) {
       if (!view.HandleKey(key)) return absl::OkStatus();
     }
     if (std::optional<SessionOrder> order = view.TakeOrder(); order.has_value()) actor.Begin(*std::move(order));
+    details_reader.Want(view.WantedDetails());
     if ((wait[0].revents & (POLLHUP | POLLERR)) != 0) return absl::OkStatus();  // the terminal is gone
   }
 }

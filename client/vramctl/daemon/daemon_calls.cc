@@ -159,6 +159,7 @@ absl::StatusOr<HeapSnapshot> ReadParts(Daemon& daemon,
   if (daemon.says_that_it_waits) notice.emplace(daemon.timeout);
   grpc::ClientContext context;
   client_internal::SetTimeout(context, daemon.timeout);
+  const CallCanceller::Scope scope(daemon.canceller, &context);
   HeapSnapshot heap;
   const grpc::Status read =
       client_internal::ReadSnapshotParts((*daemon.admin.*call)(&context, request).get(), &context, &heap);
@@ -172,6 +173,14 @@ absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint
   v1::GetSnapshotRequest request;
   request.mutable_session()->set_id(session);
   request.set_device(device);
+  return ReadParts(daemon, &v1::Admin::Stub::GetSnapshot, request);
+}
+
+absl::StatusOr<HeapSnapshot> ReadSegments(Daemon& daemon, uint64_t session, uint32_t device) {
+  v1::GetSnapshotRequest request;
+  request.mutable_session()->set_id(session);
+  request.set_device(device);
+  request.set_without_history(true);
   return ReadParts(daemon, &v1::Admin::Stub::GetSnapshot, request);
 }
 

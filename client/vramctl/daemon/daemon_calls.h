@@ -74,7 +74,7 @@ struct Daemon {
   std::unique_ptr<v1::Admin::Stub> admin;
   absl::Duration timeout;  // of each call
   bool says_that_it_waits = false;
-  CallCanceller* canceller = nullptr;  // of Call()
+  CallCanceller* canceller = nullptr;  // of Call(), and of reading snapshots
 
   static absl::StatusOr<Daemon> Connect(const Context& context);
   // With a timeout of its own, and never a notice: for a caller that shows by itself that it waits.
@@ -114,6 +114,9 @@ absl::StatusOr<v1::Claim> ReadClaim(Daemon& daemon, const std::string& name);
 
 // What a session holds on a device, and its history. A client that leases is asked for it.
 absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint32_t device);
+
+// The same without its history.
+absl::StatusOr<HeapSnapshot> ReadSegments(Daemon& daemon, uint64_t session, uint32_t device);
 
 // The same as it was when a request was refused. NotFound says why it is not to be had.
 absl::StatusOr<HeapSnapshot> ReadRefusalSnapshot(Daemon& daemon, uint64_t refusal);

@@ -23,6 +23,10 @@ const char* EscapeOf(Style style) {
   return kEscapes[static_cast<size_t>(style)];
 }
 
+const char* Ellipsis(bool utf8) {
+  return utf8 ? "…" : "~";
+}
+
 }  // namespace
 
 const char* PartName(Part part) {
@@ -158,11 +162,29 @@ std::string Printable(absl::string_view text) {
 
 std::string Fit(absl::string_view text, int width, bool right) {
   const auto wanted = static_cast<size_t>(std::max(width, 0));
-  if (text.size() > wanted) {
+  const auto cells = static_cast<size_t>(Cells(text));
+  if (cells > wanted) {
     return wanted == 0 ? "" : absl::StrCat(text.substr(0, wanted - 1), "~");
   }
-  const std::string padding(wanted - text.size(), ' ');
+  const std::string padding(wanted - cells, ' ');
   return right ? absl::StrCat(padding, text) : absl::StrCat(text, padding);
+}
+
+std::string ShortenMiddle(absl::string_view text, int width, bool utf8) {
+  const auto most = static_cast<size_t>(std::max(width, 0));
+  if (text.size() <= most) return std::string(text);
+  if (most == 0) return "";
+  const size_t end = (most - 1) / 2;
+  return absl::StrCat(text.substr(0, most - 1 - end), Ellipsis(utf8), text.substr(text.size() - end));
+}
+
+std::string ShortenAtWord(absl::string_view text, int width, bool utf8) {
+  const auto most = static_cast<size_t>(std::max(width, 0));
+  if (text.size() <= most) return std::string(text);
+  if (most == 0) return "";
+  const size_t space = text.rfind(' ', most - 1);
+  const bool cuts_word = space == absl::string_view::npos || space == 0;
+  return absl::StrCat(text.substr(0, cuts_word ? most - 1 : space), Ellipsis(utf8));
 }
 
 std::vector<std::string> Wrap(absl::string_view text, int width) {

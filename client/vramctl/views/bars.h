@@ -116,6 +116,12 @@ std::string Printable(absl::string_view text);
 // Exactly `width` cells: filled with spaces, or cut, which shows as a '~' at its end.
 std::string Fit(absl::string_view text, int width, bool right = false);
 
+// The text, which is printable, in at most `width` cells. A longer one loses its middle: names often differ at their
+// ends.
+std::string ShortenMiddle(absl::string_view text, int width, bool utf8);
+// The same, but a longer text ends after a word, with an ellipsis.
+std::string ShortenAtWord(absl::string_view text, int width, bool utf8);
+
 // The text, which is printable, in lines of at most `width` cells; cut at spaces, and within words that are longer.
 std::vector<std::string> Wrap(absl::string_view text, int width);
 

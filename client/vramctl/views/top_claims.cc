@@ -17,7 +17,7 @@ namespace {
 
 using ClaimOnDevice = std::pair<std::string, uint32_t>;
 
-TopRow RowOf(const v1::Claim& claim, const v1::ClaimDevice& device, const std::string& owner) {
+TopRow RowOf(const v1::Claim& claim, const v1::ClaimDevice& device, const std::string& owner, absl::Time now) {
   TopRow row = {.name = Printable(claim.name()),
                 .claim = Printable(claim.name()),
                 .tenant = Printable(claim.terms().tenant()),
@@ -30,6 +30,7 @@ TopRow RowOf(const v1::Claim& claim, const v1::ClaimDevice& device, const std::s
                 .reserved_bytes = device.reserved_bytes(),
                 .allocated_bytes = device.allocated_bytes(),
                 .reclaimable_bytes = device.idle_bytes(),
+                .age = AgeOf(claim.created(), now),
                 .waits_for = Counted(device.waiting(), "request"),
                 .ooms = claim.refusals()};
   if (claim.state() == v1::CLAIM_STATE_ACTIVE && device.reserved_bytes() > device.limit_bytes())
@@ -40,7 +41,8 @@ TopRow RowOf(const v1::Claim& claim, const v1::ClaimDevice& device, const std::s
 
 }  // namespace
 
-void AddClaims(std::vector<TopRow>& rows, const v1::ListClaimsResponse& claims, const UserNames& user_name) {
+void AddClaims(std::vector<TopRow>& rows, const v1::ListClaimsResponse& claims, const UserNames& user_name,
+               absl::Time now) {
   std::multimap<ClaimOnDevice, const TopRow*> sessions;
   for (const TopRow& row : rows) {
     if (!row.claim.empty()) sessions.emplace(ClaimOnDevice(row.claim, row.device), &row);
@@ -51,7 +53,7 @@ void AddClaims(std::vector<TopRow>& rows, const v1::ListClaimsResponse& claims, 
     for (const v1::ClaimDevice& device : claim.devices()) {
       const auto [begin, end] = sessions.equal_range(ClaimOnDevice(Printable(claim.name()), device.device()));
       if (begin == end && device.reserved_bytes() == 0 && device.guarantee_bytes() == 0) continue;
-      TopRow row = RowOf(claim, device, owner);
+      TopRow row = RowOf(claim, device, owner, now);
       for (auto it = begin; it != end; ++it) {
         row.parts.Add(it->second->parts);
         row.waiting_bytes += it->second->waiting_bytes;

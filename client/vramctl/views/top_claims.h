@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "client/vramctl/views/claim_output.h"
 #include "client/vramctl/views/top_table.h"
 #include "vrambroker/v1/admin.pb.h"
@@ -16,7 +17,8 @@ namespace vrambroker::vramctl {
 
 // Adds, to the rows of all sessions, one for each claim and each device on which it has such a row, holds something or
 // is promised something. Claims without any of these have none.
-void AddClaims(std::vector<TopRow>& rows, const v1::ListClaimsResponse& claims, const UserNames& user_name);
+void AddClaims(std::vector<TopRow>& rows, const v1::ListClaimsResponse& claims, const UserNames& user_name,
+               absl::Time now);
 
 // Each session comes below its claim's row of the same device, in the order of `rows`. Those of `collapsed` claims are
 // left out. The rows show it: "- team-a" and "  trainer" below it, or "+ team-a".

@@ -11,10 +11,10 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "client/vramctl/views/output.h"
 #include "client/vramctl/views/overview.h"
 #include "client/vramctl/views/session_output.h"
+#include "client/vramctl/views/sessions_table.h"
 
 namespace vrambroker::vramctl {
 namespace {
@@ -22,35 +22,54 @@ namespace {
 struct ColumnInfo {
   const char* name;
   const char* heading;
+  char key;  // that sorts by it; '\0': none
   bool right;
   bool high_first;
   int rank;        // those of the highest rank are left out first
   int most_cells;  // longer cells are cut
+  const char*
+      nothing;  // a column in which all rows have this goes before all others; nullptr: each cell says something
 };
+
+// Columns up to this rank are there however long the names are.
+constexpr int kLastFirmRank = 7;
+constexpr int kRankOfNothing = 100;  // added
+// So much of a name is worth more than the columns of higher ranks.
+constexpr int kGoodName = 24;
+constexpr int kLeastCommand = 20;
+constexpr int kAnyLength = 1000;
 
 const ColumnInfo& InfoOf(Column column) {
   static constexpr std::array<ColumnInfo, kColumns> kInfos = {{
-      {"name", "NAME", false, false, 0, 24},
-      {"tenant", "TENANT", false, false, 12, 16},
-      {"pid", "PID", true, false, 6, 10},
-      {"user", "USER", false, false, 9, 10},
-      {"state", "STATE", false, false, 4, 12},
-      {"priority", "PRIO", true, true, 11, 5},
-      {"device", "DEV", true, false, 1, 3},
-      {"limit", "LIMIT", true, true, 3, 6},
-      {"guarantee", "GUARANTEE", true, true, 10, 9},
-      {"reserved", "RESERVED", true, true, 1, 8},
-      {"allocated", "ALLOCATED", true, true, 2, 9},
-      {"reclaimable", "RECLAIMABLE", true, true, 8, 11},
-      {"fragmentation", "FRAG", true, true, 5, 6},
-      {"waiting", "WAITING", true, true, 7, 14},
+      {"name", "NAME", 'n', false, false, 0, kAnyLength, nullptr},
+      {"tenant", "TENANT", 't', false, false, 15, 16, nullptr},
+      {"pid", "PID", 'p', true, false, 4, 10, nullptr},
+      {"user", "USER", 'u', false, false, 5, 12, nullptr},
+      {"state", "STATE", 's', false, false, 6, 12, "active"},
+      {"priority", "PRIO", '\0', true, true, 14, 5, "0"},
+      {"device", "DEV", '\0', true, false, 1, 3, nullptr},
+      {"limit", "LIMIT", 'l', true, true, 3, 6, nullptr},
+      {"guarantee", "GUARANTEE", '\0', true, true, 13, 9, "0"},
+      {"reserved", "RESERVED", 'r', true, true, 1, 8, nullptr},
+      {"allocated", "ALLOCATED", 'a', true, true, 2, 9, nullptr},
+      {"reclaimable", "RECLAIMABLE", 'i', true, true, 9, 11, nullptr},
+      {"fragmentation", "FRAG", 'f', true, true, 7, 6, nullptr},
+      {"waiting", "WAITING", 'w', true, true, 8, 14, "-"},
+      {"age", "AGE", 'g', true, true, 12, 7, "-"},
+      {"idle", "IDLE", 'd', true, true, 10, 7, "-"},
+      {"command", "COMMAND", 'm', false, false, 11, 40, "-"},
   }};
   return kInfos[static_cast<size_t>(column)];
 }
 
 std::string WaitingCell(const TopRow& row) {
   if (row.waiting_bytes == 0) return "-";
-  return absl::StrFormat("%s %.0fs", ShortBytes(row.waiting_bytes), static_cast<double>(row.waited_ms) / 1000);
+  return absl::StrCat(ShortBytes(row.waiting_bytes), " ",
+                      ShortAge(absl::Milliseconds(static_cast<int64_t>(row.waited_ms))));
+}
+
+std::string AgeCell(const std::optional<absl::Duration>& age) {
+  return age.has_value() ? ShortAge(*age) : "-";
 }
 
 std::string CellOf(const TopRow& row, Column column) {
@@ -83,6 +102,12 @@ std::string CellOf(const TopRow& row, Column column) {
       return Percent(row.fragmentation);
     case Column::kWaiting:
       return WaitingCell(row);
+    case Column::kAge:
+      return AgeCell(row.age);
+    case Column::kIdle:
+      return AgeCell(row.idle);
+    case Column::kCommand:
+      return row.command.empty() ? "-" : row.command;
   }
   return "";
 }
@@ -118,21 +143,24 @@ bool IsLower(const TopRow& a, const TopRow& b, Column column) {
       return a.fragmentation < b.fragmentation;
     case Column::kWaiting:
       return a.waited_ms < b.waited_ms;
+    case Column::kAge:
+      return a.age < b.age;
+    case Column::kIdle:
+      return a.idle < b.idle;
+    case Column::kCommand:
+      return a.command < b.command;
   }
   return false;
 }
 
-bool IsUsed(const v1::SessionDevice& device) {
-  return device.reserved_bytes() > 0 || device.guarantee_bytes() > 0 || !device.waiting().empty();
-}
-
-TopRow RowOf(const v1::Session& session, const v1::SessionDevice& device, const std::string& user) {
+TopRow RowOf(const v1::Session& session, const v1::SessionDevice& device, const std::string& user, absl::Time now) {
   TopRow row = {.session = session.id(),
                 .name = Printable(session.name()),
                 .claim = Printable(session.claim()),
                 .tenant = Printable(session.tenant()),
                 .pid = session.pid(),
                 .user = Printable(user),
+                .command = Printable(session.command()),
                 .state = StateOn(session, device),
                 .priority = session.priority(),
                 .device = device.device(),
@@ -141,10 +169,12 @@ TopRow RowOf(const v1::Session& session, const v1::SessionDevice& device, const 
                 .reserved_bytes = device.reserved_bytes(),
                 .allocated_bytes = device.stats().allocated_bytes().all().current(),
                 .reclaimable_bytes = device.idle_bytes(),
-                .fragmentation = FragmentedShare(PartsOf(device)),
+                .age = AgeOf(session.started(), now),
                 .waits_for = Waiting(device),
                 .ooms = device.stats().num_ooms(),
                 .parts = PartsOf(device)};
+  row.fragmentation = FragmentedShare(row.parts);
+  if (session.has_idle_ms()) row.idle = absl::Milliseconds(static_cast<int64_t>(session.idle_ms()));
   for (const v1::WaitingRequest& request : device.waiting()) {
     row.waiting_bytes += request.bytes();
     row.waited_ms = std::max({row.waited_ms, request.waited_ms(), uint64_t{1}});
@@ -158,8 +188,11 @@ const char* ColumnName(Column column) {
   return InfoOf(column).name;
 }
 
+char SortKey(Column column) {
+  return InfoOf(column).key;
+}
+
 absl::StatusOr<Column> ParseColumn(absl::string_view name) {
-  if (name == "idle") return Column::kReclaimable;  // as the column was called
   std::string names;
   for (int i = 0; i < kColumns; ++i) {
     const auto column = static_cast<Column>(i);
@@ -169,16 +202,27 @@ absl::StatusOr<Column> ParseColumn(absl::string_view name) {
   return absl::InvalidArgumentError(absl::StrCat("--sort: no column '", name, "'; there are: ", names));
 }
 
+bool IsUsed(const v1::SessionDevice& device) {
+  return device.reserved_bytes() > 0 || device.guarantee_bytes() > 0 || !device.waiting().empty();
+}
+
+std::optional<absl::Duration> AgeOf(const google::protobuf::Timestamp& started, absl::Time now) {
+  if (started.seconds() == 0) return std::nullopt;
+  return now - absl::FromUnixSeconds(started.seconds());
+}
+
 std::vector<TopRow> RowsOf(const v1::ListSessionsResponse& sessions,
-                           const std::function<std::string(uint32_t uid)>& user_name) {
+                           const std::function<std::string(uint32_t uid)>& user_name, absl::Time now) {
   std::vector<TopRow> rows;
   for (const v1::Session& session : sessions.sessions()) {
-    const std::string user = user_name(session.uid());
+    const std::string user = session.user().empty() ? user_name(session.uid()) : session.user();
     const size_t before = rows.size();
     for (const v1::SessionDevice& device : session.devices()) {
-      if (IsUsed(device)) rows.push_back(RowOf(session, device, user));
+      if (IsUsed(device)) rows.push_back(RowOf(session, device, user, now));
     }
-    if (rows.size() == before && !session.devices().empty()) rows.push_back(RowOf(session, session.devices(0), user));
+    if (rows.size() == before && !session.devices().empty()) {
+      rows.push_back(RowOf(session, session.devices(0), user, now));
+    }
   }
   return rows;
 }
@@ -207,27 +251,62 @@ void Sort(std::vector<TopRow>& rows, Column column, bool reverse) {
 }
 
 TableLayout LayOut(const std::vector<TopRow>& rows, int width, bool several_devices) {
-  std::vector<TableLayout::Shown> columns;
-  int used = 0;
+  struct Candidate {
+    Column column;
+    int wanted;  // cells
+    int rank;
+  };
+  std::vector<Candidate> columns;
   for (int i = 0; i < kColumns; ++i) {
     const auto column = static_cast<Column>(i);
     const ColumnInfo& info = InfoOf(column);
     if (column == Column::kDevice && !several_devices) continue;
     int cells = Cells(info.heading);
-    for (const TopRow& row : rows) cells = std::max(cells, Cells(CellOf(row, column)));
-    cells = std::min(cells, info.most_cells);
-    columns.push_back({column, cells});
-    used += cells + 1;
+    bool says_nothing = info.nothing != nullptr;
+    for (const TopRow& row : rows) {
+      const std::string cell = CellOf(row, column);
+      cells = std::max(cells, Cells(cell));
+      says_nothing = says_nothing && cell == info.nothing;
+    }
+    columns.push_back({column, std::min(cells, info.most_cells), info.rank + (says_nothing ? kRankOfNothing : 0)});
   }
-  while (columns.size() > 1 && used + kLeastBar > width) {
-    const auto least = std::max_element(columns.begin(), columns.end(), [](const auto& a, const auto& b) {
-      return InfoOf(a.column).rank < InfoOf(b.column).rank;
-    });
-    used -= least->width + 1;
-    columns.erase(least);
+  struct Least {
+    int name;
+    int command;
+  };
+  const auto least_cells = [](const Candidate& each, const Least& least) {
+    if (each.column == Column::kName) return std::min(each.wanted, least.name);
+    return each.column == Column::kCommand ? std::min(each.wanted, least.command) : each.wanted;
+  };
+  std::vector<Candidate> by_rank = columns;
+  std::stable_sort(by_rank.begin(), by_rank.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.rank < b.rank; });
+  std::vector<Candidate> shown;
+  for (const Candidate& each : by_rank) {
+    // What says nothing comes when all else is there, and whole.
+    const bool says_nothing = each.rank >= kRankOfNothing;
+    const size_t before = static_cast<size_t>(&each - by_rank.data());
+    if (says_nothing && shown.size() < before) break;
+    const Least least = says_nothing                ? Least{kAnyLength, kAnyLength}
+                        : each.rank > kLastFirmRank ? Least{kGoodName, kLeastCommand}
+                                                    : Least{kLeastName, kLeastCommand};
+    int used = kLeastBar + least_cells(each, least) + 1;
+    for (const Candidate& other : shown) used += least_cells(other, least) + 1;
+    if (shown.empty() || used <= width) shown.push_back(each);
   }
-  const int left = width - used;
-  return {.columns = std::move(columns), .bar_width = left < kLeastBar ? 0 : left};
+  std::sort(shown.begin(), shown.end(), [](const Candidate& a, const Candidate& b) { return a.column < b.column; });
+  TableLayout layout;
+  const Least least = {kLeastName, kLeastCommand};
+  int left = width - kLeastBar;
+  for (const Candidate& each : shown) left -= least_cells(each, least) + 1;
+  for (const Candidate& each : shown) {  // names come before commands
+    const int cells = least_cells(each, least);
+    const int more = std::clamp(each.wanted - cells, 0, std::max(left, 0));
+    left -= more;
+    layout.columns.push_back({each.column, cells + more});
+  }
+  layout.bar_width = left < 0 ? 0 : kLeastBar + left;
+  return layout;
 }
 
 Line HeadingLine(const TableLayout& layout, Column sorted_by, int width) {
@@ -248,7 +327,13 @@ Line RowLine(const TableLayout& layout, const TopRow& row, bool utf8) {
   Line line;
   std::string text;
   for (const TableLayout::Shown& shown : layout.columns) {
-    absl::StrAppend(&text, Fit(CellOf(row, shown.column), shown.width, InfoOf(shown.column).right), " ");
+    std::string cell = CellOf(row, shown.column);
+    if (shown.column == Column::kName) {
+      cell = absl::StrCat(row.tree, ShortenMiddle(row.name, shown.width - Cells(row.tree), utf8));
+    } else if (!InfoOf(shown.column).right) {
+      cell = ShortenAtWord(cell, shown.width, utf8);
+    }
+    absl::StrAppend(&text, Fit(cell, shown.width, InfoOf(shown.column).right), " ");
   }
   line.push_back({std::move(text), row.is_claim() ? Style::kTitle : Style::kPlain});
   for (Span& span : Bar(row.parts, layout.bar_width, utf8)) line.push_back(std::move(span));

@@ -6,11 +6,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "client/vramctl/views/bars.h"
 #include "vrambroker/v1/admin.pb.h"
 
@@ -31,10 +33,14 @@ enum class Column : uint8_t {  // in the order in which they are shown
   kReclaimable,
   kFragmentation,
   kWaiting,
+  kAge,
+  kIdle,
+  kCommand,
 };
-inline constexpr int kColumns = static_cast<int>(Column::kWaiting) + 1;
+inline constexpr int kColumns = static_cast<int>(Column::kCommand) + 1;
 
 const char* ColumnName(Column column);  // as --sort knows it
+char SortKey(Column column);            // '\0': only < and > sort by it
 // InvalidArgument lists the names.
 absl::StatusOr<Column> ParseColumn(absl::string_view name);
 
@@ -47,6 +53,7 @@ struct TopRow {
   std::string tenant;
   int32_t pid = 0;
   std::string user;
+  std::string command;  // empty: not known
   std::string state;
   int32_t priority = 0;
   uint32_t device = 0;
@@ -55,10 +62,12 @@ struct TopRow {
   uint64_t reserved_bytes = 0;
   uint64_t allocated_bytes = 0;
   uint64_t reclaimable_bytes = 0;
-  double fragmentation = 0;
-  uint64_t waited_ms = 0;      // of the request that has waited longest; 0: none waits
-  uint64_t waiting_bytes = 0;  // of all
-  std::string waits_for;       // in words; "-": nothing
+  double fragmentation = 0;  // FragmentedShare() of its parts
+  std::optional<absl::Duration> age;
+  std::optional<absl::Duration> idle;  // since its process last allocated or freed memory
+  uint64_t waited_ms = 0;              // of the request that has waited longest; 0: none waits
+  uint64_t waiting_bytes = 0;          // of all
+  std::string waits_for;               // in words; "-": nothing
   uint64_t ooms = 0;
   PartBytes parts;
 
@@ -74,9 +83,16 @@ struct TopRow {
   Key key() const { return {session, is_claim() ? claim : "", device}; }
 };
 
-// A row for each device on which a session holds, is promised or waits for something; one for those that do nothing.
+// Whether a session holds, is promised or waits for something there.
+bool IsUsed(const v1::SessionDevice& device);
+
+// The time since `started`; nullopt where that is not known.
+std::optional<absl::Duration> AgeOf(const google::protobuf::Timestamp& started, absl::Time now);
+
+// A row for each device in use; one for sessions that use none.
+// `user_name`: of users whose names the daemon does not say.
 std::vector<TopRow> RowsOf(const v1::ListSessionsResponse& sessions,
-                           const std::function<std::string(uint32_t uid)>& user_name);
+                           const std::function<std::string(uint32_t uid)>& user_name, absl::Time now);
 
 // Only those with `filter` in their names or their claims', in any case, and the claims of these.
 void Filter(std::vector<TopRow>& rows, absl::string_view filter);
@@ -93,9 +109,12 @@ struct TableLayout {
   std::vector<Shown> columns;
   int bar_width = 0;  // 0: no bar
 };
-// What fits into `width` cells: the least important columns go first, and a bar has at least kLeastBar cells.
+// What fits into `width` cells. Columns in which all rows say the same nothing (no guarantee, nobody waits) go first,
+// then the least important ones. Long names give way to what matters more, down to kLeastName cells. A bar has at least
+// kLeastBar cells, and more when names and commands are whole.
 TableLayout LayOut(const std::vector<TopRow>& rows, int width, bool several_devices);
 inline constexpr int kLeastBar = 12;
+inline constexpr int kLeastName = 12;
 
 Line HeadingLine(const TableLayout& layout, Column sorted_by, int width);
 Line RowLine(const TableLayout& layout, const TopRow& row, bool utf8);

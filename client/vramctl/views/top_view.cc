@@ -10,32 +10,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "allocator/base/bytes.h"
-#include "allocator/heap/memory_stats.h"
-#include "allocator/wire/admin_json.h"
 #include "client/heap/out_of_memory.h"
 #include "client/vramctl/views/output.h"
 #include "client/vramctl/views/top_claims.h"
+#include "client/vramctl/views/top_head.h"
+#include "client/vramctl/views/top_help.h"
 
 namespace vrambroker::vramctl {
 namespace {
 
 constexpr int kLeastTableLines = 3;
-
-struct SortKey {
-  char key;
-  Column column;
-};
-constexpr std::array<SortKey, 11> kSortKeys = {{{'n', Column::kName},
-                                                {'t', Column::kTenant},
-                                                {'p', Column::kPid},
-                                                {'u', Column::kUser},
-                                                {'s', Column::kState},
-                                                {'l', Column::kLimit},
-                                                {'r', Column::kReserved},
-                                                {'a', Column::kAllocated},
-                                                {'i', Column::kReclaimable},
-                                                {'f', Column::kFragmentation},
-                                                {'w', Column::kWaiting}}};
+constexpr const char* kFrozen = "  FROZEN";
 
 struct ActionKey {
   char key;
@@ -50,65 +35,8 @@ std::string Clock(absl::Time time, absl::TimeZone zone) {
   return absl::FormatTime("%H:%M:%S", time, zone);
 }
 
-void Append(Line& line, Line more) {
-  for (Span& span : more) line.push_back(std::move(span));
-}
-
-// "█ allocated 10.00 MiB", for the parts that are there.
-Line Figures(const PartBytes& parts, bool utf8) {
-  Line line;
-  for (const Part part : kAllParts) {
-    if (parts[part] == 0 && part != Part::kAllocated && part != Part::kFree) continue;
-    line.push_back({line.empty() ? "  " : "   "});
-    line.push_back({Glyph(part, utf8), StyleOf(part)});
-    line.push_back({absl::StrCat(" ", PartName(part), " ", FormatBytes(parts[part]))});
-  }
-  return line;
-}
-
 Line Text(const std::string& text, Style style = Style::kPlain) {
   return {Span{text, style}};
-}
-
-std::vector<Line> HelpLines(bool utf8) {
-  std::vector<Line> lines = {Text("vramctl top: who holds the memory, and how much of it is wasted", Style::kTitle),
-                             Text("")};
-  Line sorts = {{"  sort by   "}};
-  for (const SortKey& sort : kSortKeys) {
-    sorts.push_back({std::string(1, sort.key), Style::kTitle});
-    sorts.push_back({absl::StrCat(" ", ColumnName(sort.column), "  ")});
-    if (Cells(sorts) < 60) continue;
-    lines.push_back(std::exchange(sorts, {{"            "}}));
-  }
-  lines.push_back(std::move(sorts));
-  for (const char* text :
-       {"  < >       the column before, after", "  R         reverse the order",
-        "  j k       select a session; so do arrows, PgUp, PgDn, Home, End", "  L T       set its limit, trim it",
-        "  E P       end it, set its priority", "            after a question; Esc: clear",
-        "  c C       hide the sessions of the claim, of all claims; again: show them",
-        "  /         only names with a text; Esc: all", "  space     freeze; again: go on", "  q         quit", ""}) {
-    lines.push_back(Text(text));
-  }
-  for (const Part part : kAllParts) {
-    static constexpr std::array<const char*, kAllParts.size()> kMeanings = {
-        "blocks that applications have",
-        "freed by its owner, still in use on the GPU",
-        "holes beside used blocks: cannot be given back",
-        "segments without a block: given back on demand",
-        "of remote sessions, from before the daemon was started",
-        "kept by the daemon for reuse: of no session",
-        "of who is gone: charged to no session, not yet usable",
-        "not reserved of the limit (rows), of the capacity (devices)"};
-    lines.push_back({{"  "},
-                     {Glyph(part, utf8), StyleOf(part)},
-                     {absl::StrCat("  ", Fit(PartName(part), 22), kMeanings[static_cast<size_t>(part)])}});
-  }
-  for (const char* text :
-       {"", "FRAG is fragmented / held: what no trim gives back. A session has a row for each device in use.",
-        "Any key: back"}) {
-    lines.push_back(Text(text));
-  }
-  return lines;
 }
 
 }  // namespace
@@ -127,13 +55,16 @@ void TopView::SetData(const TopData& data) {
     return;
   }
   data_ = data;
+  if (details_.has_value() && data.status.ok()) {
+    details_->SetData(data.overview.sessions, data.claims, data.read_at);
+  }
   Refresh();
 }
 
 void TopView::Refresh() {
   const size_t before = SelectedIndex();
-  rows_ = RowsOf(data_.overview.sessions, options_.user_name);
-  AddClaims(rows_, data_.claims, options_.user_name);
+  rows_ = RowsOf(data_.overview.sessions, options_.user_name, data_.read_at);
+  AddClaims(rows_, data_.claims, options_.user_name, data_.read_at);
   Filter(rows_, filter_);
   Sort(rows_, sort_, reverse_);
   GroupByClaim(rows_, collapsed_);
@@ -201,24 +132,65 @@ void TopView::Ask(TopQuestion::Kind kind) {
     Say(absl::StrCat(OrderTitle(*order_), ": waiting for the daemon; the next change has to wait, too"), Style::kPlain);
     return;
   }
-  const size_t index = SelectedIndex();
-  if (index < rows_.size() && rows_[index].is_claim()) {
-    Say(absl::StrCat("A claim is selected, no session. To change it: vramctl claim set ", rows_[index].claim),
-        Style::kAlarm);
-    return;
-  }
-  const auto& sessions = data_.overview.sessions.sessions();
-  const auto session = std::find_if(sessions.begin(), sessions.end(), [&](const v1::Session& each) {
-    return index < rows_.size() && each.id() == rows_[index].session;
-  });
-  if (session == sessions.end()) {
+  const v1::Session* const session = details_.has_value() ? details_->session() : SelectedSession();
+  if (const std::string claim = details_.has_value() ? details_->claim() : SelectedClaim();
+      session == nullptr && !claim.empty()) {
+    Say(absl::StrCat("This is a claim, no session. To change it: vramctl claim set ", claim), Style::kAlarm);
+  } else if (session == nullptr) {
     Say("No session is selected.", Style::kAlarm);
-  } else if (session->state() == v1::SESSION_STATE_ENDED) {
+  } else if (session->state() == v1::SESSION_STATE_ENDED || (details_.has_value() && details_->has_ended())) {
     Say(absl::StrCat("Nothing to do: ", SessionTitle(*session), " has ended."), Style::kAlarm);
   } else {
     notice_ = {};
     question_.emplace(kind, *session);
   }
+}
+
+bool TopView::AskForKey(int key) {
+  for (const ActionKey& action : kActionKeys) {
+    if (key != action.key) continue;
+    Ask(action.kind);
+    return true;
+  }
+  return false;
+}
+
+const v1::Session* TopView::SelectedSession() const {
+  const size_t index = SelectedIndex();
+  if (index >= rows_.size() || rows_[index].is_claim()) return nullptr;
+  const auto& sessions = data_.overview.sessions.sessions();
+  const auto found = std::find_if(sessions.begin(), sessions.end(),
+                                  [&](const v1::Session& each) { return each.id() == rows_[index].session; });
+  return found == sessions.end() ? nullptr : &*found;
+}
+
+std::string TopView::SelectedClaim() const {
+  const size_t index = SelectedIndex();
+  return index < rows_.size() && rows_[index].is_claim() ? rows_[index].claim : "";
+}
+
+void TopView::OpenDetails() {
+  const TopDetails::Options options = {
+      .utf8 = options_.utf8, .user_name = options_.user_name, .time_zone = options_.time_zone};
+  if (const v1::Session* const session = SelectedSession(); session != nullptr) {
+    details_.emplace(*session, options);
+  } else if (const std::string name = SelectedClaim(); !name.empty()) {
+    const auto& claims = data_.claims.claims();
+    const auto claim = std::find_if(claims.begin(), claims.end(),
+                                    [&](const v1::Claim& each) { return Printable(each.name()) == name; });
+    if (claim != claims.end()) details_.emplace(*claim, options);
+  }
+  if (!details_.has_value()) return Say("Nothing is selected.", Style::kPlain);
+  details_->SetData(data_.overview.sessions, data_.claims, data_.read_at);
+}
+
+std::optional<DetailsRequest> TopView::WantedDetails() const {
+  if (!details_.has_value()) return std::nullopt;
+  return details_->request();
+}
+
+void TopView::SetDetails(DetailsData data) {
+  if (details_.has_value() && !(frozen_ && details_->has_details())) details_->SetDetails(std::move(data));
 }
 
 void TopView::AnswerQuestion(int key) {
@@ -262,7 +234,11 @@ bool TopView::HandleKey(int key) {
     return true;
   }
   if (helps_ && key != kKeyQuit) {
-    helps_ = false;
+    helps_ = help_scroll_.HandleKey(key);
+    return true;
+  }
+  if (details_.has_value() && key != kKeyQuit) {
+    HandleDetailsKey(key);
     return true;
   }
   const auto index = static_cast<int64_t>(SelectedIndex());
@@ -275,6 +251,7 @@ bool TopView::HandleKey(int key) {
     case '?':
     case kKeyHelp:
       helps_ = true;
+      help_scroll_ = Scroll();
       return true;
     case '/':
       edits_filter_ = true;
@@ -323,15 +300,15 @@ bool TopView::HandleKey(int key) {
     case kKeyEnd:
       Select(static_cast<int64_t>(rows_.size()));
       return true;
+    case kKeyEnter:
+      OpenDetails();
+      return true;
     default:
-      for (const ActionKey& action : kActionKeys) {
-        if (key != action.key) continue;
-        Ask(action.kind);
-        return true;
-      }
-      for (const SortKey& sort : kSortKeys) {
-        if (key != sort.key) continue;
-        sort_ = sort.column;
+      if (AskForKey(key)) return true;
+      for (int i = 0; i < kColumns; ++i) {
+        const auto column = static_cast<Column>(i);
+        if (key == 0 || key != SortKey(column)) continue;
+        sort_ = column;
         reverse_ = false;
       }
   }
@@ -339,7 +316,34 @@ bool TopView::HandleKey(int key) {
   return true;
 }
 
-Line TopView::TitleLine() const {
+void TopView::HandleDetailsKey(int key) {
+  switch (key) {
+    case kKeyEscape:
+      if (!notice_.text.empty() && !order_.has_value()) {
+        notice_ = {};
+        return;
+      }
+      details_.reset();
+      return;
+    case kKeyEnter:
+    case 'q':
+      details_.reset();
+      return;
+    case 'h':
+    case '?':
+    case kKeyHelp:
+      helps_ = true;
+      help_scroll_ = Scroll();
+      return;
+    case ' ':
+      frozen_ = !frozen_;
+      return;
+    default:
+      if (!AskForKey(key)) details_->HandleKey(key);
+  }
+}
+
+Line TopView::TitleLine(int columns) const {
   const Overview& overview = data_.overview;
   uint64_t waiting = 0;
   for (const v1::Session& session : overview.sessions.sessions()) {
@@ -348,27 +352,36 @@ Line TopView::TitleLine() const {
     }
   }
   if (NothingRead()) return Text("vrambrokerd", Style::kTitle);
-  const int sessions = overview.sessions.sessions_size();
+  const auto sessions = static_cast<uint64_t>(overview.sessions.sessions_size());
   const auto claims = static_cast<uint64_t>(data_.claims.claims_size());
-  Line line = {{absl::StrCat("vrambrokerd ", Printable(overview.devices.daemon_version())), Style::kTitle},
-               {absl::StrCat("  ", Clock(data_.read_at, options_.time_zone), "  ", sessions,
-                             sessions == 1 ? " session" : " sessions", ", ",
-                             claims == 0 ? "" : absl::StrCat(Counted(claims, "claim"), ", "), waiting,
-                             waiting == 1 ? " request waits" : " requests wait", "; sorted by ", ColumnName(sort_),
-                             reverse_ ? ", reversed" : "")}};
-  if (!filter_.empty()) line.push_back({absl::StrCat("; only *", filter_, "*")});
-  if (frozen_) line.push_back({"  FROZEN", Style::kAlarm});
-  return line;
+  std::vector<RankedSpan> pieces = {
+      {{absl::StrCat("vrambrokerd ", Printable(overview.devices.daemon_version())), Style::kTitle}, 7},
+      {{absl::StrCat("  ", Clock(data_.read_at, options_.time_zone))}, 6},
+      {{absl::StrCat("  ", Counted(sessions, "session"))}, 3}};
+  if (claims > 0) pieces.push_back({{absl::StrCat(", ", Counted(claims, "claim"))}, 5});
+  pieces.push_back(
+      {{absl::StrCat(", ", waiting, waiting == 1 ? " request waits" : " requests wait")}, waiting == 0 ? 8 : 4});
+  if (!shows_all_) {
+    pieces.push_back(
+        {{absl::StrCat("; rows ", first_ + 1, "-", std::min(rows_.size(), first_ + page_), " of ", rows_.size())}, 0});
+  }
+  pieces.push_back({{absl::StrCat("; sorted by ", ColumnName(sort_), reverse_ ? ", reversed" : "")}, 4});
+  if (!filter_.empty()) pieces.push_back({{absl::StrCat("; only *", filter_, "*")}, 2});
+  if (frozen_) pieces.push_back({{kFrozen, Style::kAlarm}, 1});
+  return LineOf(std::move(pieces), columns);
+}
+
+void TopView::AppendStatus(std::vector<Line>& lines, int columns) const {
+  if (data_.status.ok()) return;
+  const std::string text = absl::StrCat(
+      absl::IsDeadlineExceeded(data_.status) ? "no answer since " : "no daemon since ",
+      Clock(data_.failing_since, options_.time_zone), "; trying again. ", Printable(data_.status.message()));
+  lines.push_back(Text(ShortenAtWord(text, columns, options_.utf8), Style::kAlarm));
 }
 
 std::vector<Line> TopView::Head(int most_lines, int columns) const {
-  std::vector<Line> lines = {TitleLine()};
-  if (!data_.status.ok()) {
-    lines.push_back(Text(absl::StrCat(absl::IsDeadlineExceeded(data_.status) ? "no answer since " : "no daemon since ",
-                                      Clock(data_.failing_since, options_.time_zone), "; trying again. ",
-                                      Printable(data_.status.message())),
-                         Style::kAlarm));
-  }
+  std::vector<Line> lines = {TitleLine(columns)};
+  AppendStatus(lines, columns);
   const auto& devices = data_.overview.devices.devices();
   int left = devices.size();
   const auto space = [&] { return most_lines - static_cast<int>(lines.size()); };
@@ -381,61 +394,71 @@ std::vector<Line> TopView::Head(int most_lines, int columns) const {
     }
     --left;
     const PartBytes parts = PartsOf(data_.overview, device);
-    Line line = {{absl::StrCat("device ", device.ordinal(), " "), Style::kTitle}};
-    const std::string label =
-        absl::StrCat("  ", FormatBytes(FreeBytes(device)), " free of ", FormatBytes(device.capacity_bytes()), ", ",
-                     FormatBytes(device.reserved_bytes()), " reserved, FRAG ", Percent(FragmentedShare(parts)),
-                     "  ", Printable(device.name()));
-    Append(line,
-           Bar(parts, std::max(kLeastBar, columns - Cells(line) - std::min(Cells(label), columns / 2)), options_.utf8));
-    line.push_back({label});
-    lines.push_back(std::move(line));
+    lines.push_back(DeviceLine(device, parts, columns, options_.utf8));
     if (!device.fault().empty()) {
-      lines.push_back(Text(absl::StrCat("  cannot be used: ", Printable(device.fault())), Style::kAlarm));
+      const std::string text = absl::StrCat("  cannot be used: ", Printable(device.fault()));
+      lines.push_back(Text(ShortenAtWord(text, columns, options_.utf8), Style::kAlarm));
     }
-    if (has_figures) lines.push_back(Figures(parts, options_.utf8));
+    if (has_figures) lines.push_back(Figures(parts, columns, options_.utf8));
   }
   return lines;
 }
 
-Line TopView::SelectedLine() const {
+Line TopView::SelectedLine(int columns) const {
   const size_t index = SelectedIndex();
   if (index >= rows_.size()) return Text("");
   const TopRow& row = rows_[index];
-  std::string what = row.is_claim()      ? " (claim)"
-                     : row.claim.empty() ? absl::StrCat(" (id ", row.session, ")")
-                                         : absl::StrCat(" (id ", row.session, ", claim ", row.claim, ")");
-  Line line = {{row.name, Style::kTitle},
-               {absl::StrCat(what, " on device ", row.device, ": ", row.ooms, row.ooms == 1 ? " refusal" : " refusals",
-                             row.waiting_bytes == 0 ? "" : absl::StrCat(", waits for ", row.waits_for))}};
-  Append(line, Figures(row.parts, options_.utf8));
+  const std::string what =
+      absl::StrCat(row.is_claim()      ? " (claim)"
+                   : row.claim.empty() ? absl::StrCat(" (id ", row.session, ")")
+                                       : absl::StrCat(" (id ", row.session, ", claim ", row.claim, ")"),
+                   " on device ", row.device, ": ", Counted(row.ooms, "refusal"),
+                   row.waiting_bytes == 0 ? "" : absl::StrCat(", waits for ", row.waits_for));
+  const std::string name = ShortenMiddle(row.name, std::max(columns - Cells(what), kLeastName), options_.utf8);
+  Line line = {{name, Style::kTitle}, {ShortenAtWord(what, columns - Cells(name), options_.utf8)}};
+  for (Span& span : Figures(row.parts, columns - Cells(line), options_.utf8)) line.push_back(std::move(span));
   return line;
 }
 
-Line TopView::RefusalLine() const {
+Line TopView::RefusalLine(int columns) const {
   const v1::ListOutOfMemoryResponse& refusals = data_.refusals;
   if (refusals.events().empty()) return NothingRead() ? Text("") : Text("no request was refused", Style::kDim);
   const v1::OutOfMemoryEvent& event = refusals.events(0);
   const OutOfMemory oom = client_internal::FromProto(event.out_of_memory());
-  return Text(absl::StrCat(refusals.total_events(), refusals.total_events() == 1 ? " refusal" : " refusals", ", last ",
-                           Clock(absl::FromUnixSeconds(event.time().seconds()), options_.time_zone), " ",
-                           Printable(event.client()), " wanted ", FormatBytes(oom.requested_bytes), " on device ",
-                           oom.device, ": ", absl::AsciiStrToLower(OutOfMemoryCauseName(oom.cause)), ". ",
-                           Printable(oom.advice)));
+  const std::string text =
+      absl::StrCat(Counted(refusals.total_events(), "refusal"), ", last ",
+                   Clock(absl::FromUnixSeconds(event.time().seconds()), options_.time_zone), " ",
+                   Printable(event.client()), " wanted ", FormatBytes(oom.requested_bytes), " on device ", oom.device,
+                   ": ", absl::AsciiStrToLower(OutOfMemoryCauseName(oom.cause)), ". ", Printable(oom.advice));
+  return Text(ShortenAtWord(text, columns, options_.utf8));
 }
 
 Line TopView::KeysLine(int columns) const {
   if (edits_filter_)
     return Text(absl::StrCat("name contains: ", filter_, "_   (Enter: keep, Esc: all)"), Style::kHeading);
-  std::string keys;
-  for (const char* key : {"h help", "q quit", "L limit", "T trim", "E end", "P priority", "arrows select", "c claim",
-                          "< > sort", "R reverse", "/ filter", "space freeze"}) {
+  std::vector<RankedSpan> keys;
+  for (const char* key : {"h help", "q quit", "L limit", "T trim", "E end", "Enter details", "P priority",
+                          "arrows select", "c claim", "< > sort", "R reverse", "/ filter", "space freeze"}) {
     if (key[0] == 'c' && data_.claims.claims().empty()) continue;
-    const std::string more = absl::StrCat(keys.empty() ? "" : "  ", key);
-    if (Cells(keys) + Cells(more) > columns) break;
-    keys += more;
+    keys.push_back({{absl::StrCat(keys.empty() ? "" : "  ", key), Style::kHeading}, static_cast<int>(keys.size())});
   }
-  return Text(keys, Style::kHeading);
+  return LineOf(std::move(keys), columns);
+}
+
+Line TopView::DetailsKeysLine(int columns) const {
+  std::vector<RankedSpan> keys = {{{"q Enter Esc back", Style::kHeading}, 0}};
+  const auto add = [&](const std::string& text) {
+    keys.push_back({{absl::StrCat("  ", text), Style::kHeading}, static_cast<int>(keys.size())});
+  };
+  if (const std::string place = details_->Place(); !place.empty()) {
+    add(place);
+    add("arrows scroll");
+  }
+  if (details_->session() != nullptr && !details_->has_ended()) {
+    for (const char* key : {"L limit", "T trim", "E end", "P priority"}) add(key);
+  }
+  for (const char* key : {"h help", "F10 quit"}) add(key);
+  return LineOf(std::move(keys), columns);
 }
 
 std::vector<Line> TopView::Notice(int columns) const {
@@ -453,8 +476,8 @@ std::vector<Line> TopView::Foot(int rows, int columns) const {
   if (foot.size() > most) foot.erase(foot.begin() + static_cast<int>(most) - 1, foot.end() - 1);
   const size_t room = std::max(foot.size(), static_cast<size_t>(std::max(rows - kLeastTableLines, 0)));
   if (!question_.has_value() && foot.size() < room) foot.push_back(KeysLine(columns));
-  if (foot.size() < room) foot.insert(foot.begin(), RefusalLine());
-  if (foot.size() < room) foot.insert(foot.begin(), SelectedLine());
+  if (foot.size() < room) foot.insert(foot.begin(), RefusalLine(columns));
+  if (foot.size() < room) foot.insert(foot.begin(), SelectedLine(columns));
   return foot;
 }
 
@@ -464,6 +487,7 @@ std::vector<Line> TopView::TableLines(int lines, int columns) {
   first_ = std::min(first_, rows_.size() > page_ ? rows_.size() - page_ : 0);
   if (selected < first_) first_ = selected;
   if (selected >= first_ + page_) first_ = selected + 1 - page_;
+  shows_all_ = rows_.size() <= page_;
   const TableLayout layout = LayOut(rows_, columns, data_.overview.devices.devices_size() > 1);
   std::vector<Line> table = {HeadingLine(layout, sort_, columns)};
   if (rows_.empty()) {
@@ -480,10 +504,36 @@ std::vector<Line> TopView::TableLines(int lines, int columns) {
   return table;
 }
 
+std::vector<Line> TopView::HelpScreen(int rows) {
+  std::vector<Line> lines = HelpLines(options_.utf8);
+  const bool is_whole = static_cast<int>(lines.size()) <= rows;
+  lines = help_scroll_.Window(std::move(lines), is_whole ? rows : rows - 1);
+  if (!is_whole) {
+    lines.push_back(Text(absl::StrCat("h back  arrows scroll  ", help_scroll_.Place()), Style::kHeading));
+  }
+  return lines;
+}
+
+std::vector<Line> TopView::DetailsLines(int rows, int columns) {
+  std::vector<Line> lines = {details_->Title(columns - (frozen_ ? Cells(kFrozen) : 0))};
+  if (frozen_) lines[0].push_back({kFrozen, Style::kAlarm});
+  AppendStatus(lines, columns);
+  std::vector<Line> notice = Notice(columns);
+  const int foot_lines = static_cast<int>(notice.size()) + (question_.has_value() ? 0 : 1);
+  const int body = rows - foot_lines - static_cast<int>(lines.size());
+  for (Line& line : details_->Lines(std::max(body, 0), columns)) lines.push_back(std::move(line));
+  lines.resize(static_cast<size_t>(std::max(rows - foot_lines, 0)));
+  for (Line& line : notice) lines.push_back(std::move(line));
+  if (!question_.has_value()) lines.push_back(DetailsKeysLine(columns));
+  return lines;
+}
+
 std::vector<Line> TopView::Draw(int rows, int columns) {
   std::vector<Line> lines;
   if (helps_) {
-    lines = HelpLines(options_.utf8);
+    lines = HelpScreen(rows);
+  } else if (details_.has_value()) {
+    lines = DetailsLines(rows, columns);
   } else {
     std::vector<Line> foot = Foot(rows, columns);
     const int foot_lines = static_cast<int>(foot.size());
@@ -494,6 +544,7 @@ std::vector<Line> TopView::Draw(int rows, int columns) {
       for (Line& line : TableLines(left, columns)) lines.push_back(std::move(line));
     }
     lines.resize(static_cast<size_t>(std::max(rows - foot_lines, 0)));
+    if (!lines.empty()) lines[0] = TitleLine(columns);  // the rows that are seen are known now
     for (Line& line : foot) lines.push_back(std::move(line));
   }
   lines.resize(static_cast<size_t>(std::max(rows, 0)));
@@ -505,7 +556,7 @@ std::string TopView::Write(int columns) {
   constexpr int kAll = std::numeric_limits<int>::max() / 2;
   std::vector<Line> lines = Head(kAll, columns);
   for (Line& line : TableLines(kAll, columns)) lines.push_back(std::move(line));
-  lines.push_back(RefusalLine());
+  lines.push_back(RefusalLine(columns));
   std::string text;
   for (Line& line : lines) {
     std::string one = Render(Clip(std::move(line), columns), /*colour=*/false);

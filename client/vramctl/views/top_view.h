@@ -18,7 +18,9 @@
 #include "client/vramctl/views/bars.h"
 #include "client/vramctl/views/overview.h"
 #include "client/vramctl/views/session_change.h"
+#include "client/vramctl/views/top_details.h"
 #include "client/vramctl/views/top_question.h"
+#include "client/vramctl/views/top_scroll.h"
 #include "client/vramctl/views/top_table.h"
 
 namespace vrambroker::vramctl {
@@ -71,6 +73,10 @@ class TopView {
   std::optional<SessionOrder> TakeOrder();
   void SetResult(const absl::StatusOr<std::vector<std::string>>& lines);
 
+  // What the open details have to be asked of the daemon; nullopt: none are open.
+  std::optional<DetailsRequest> WantedDetails() const;
+  void SetDetails(DetailsData data);
+
   // Exactly `rows` lines of at most `columns` cells.
   std::vector<Line> Draw(int rows, int columns);
   // All devices and sessions as plain text, without what is for people at a keyboard.
@@ -79,20 +85,29 @@ class TopView {
  private:
   bool NothingRead() const { return data_.read_at == absl::Time(); }  // the daemon has never answered
   std::vector<Line> Head(int most_lines, int columns) const;
-  Line TitleLine() const;
-  Line SelectedLine() const;
-  Line RefusalLine() const;
+  Line TitleLine(int columns) const;
+  void AppendStatus(std::vector<Line>& lines, int columns) const;  // where the daemon does not answer
+  Line SelectedLine(int columns) const;
+  Line RefusalLine(int columns) const;
   Line KeysLine(int columns) const;
+  Line DetailsKeysLine(int columns) const;
   std::vector<Line> Notice(int columns) const;  // the question, or else what came of the last one; may be empty
   std::vector<Line> Foot(int rows, int columns) const;
   void Ask(TopQuestion::Kind kind);
+  bool AskForKey(int key);  // false: it is the key of no change
+  void OpenDetails();       // of what is selected
+  void HandleDetailsKey(int key);
   void AnswerQuestion(int key);
   void Say(std::string text, Style style);
   std::vector<Line> TableLines(int lines, int columns);
+  std::vector<Line> DetailsLines(int rows, int columns);
+  std::vector<Line> HelpScreen(int rows);
   void CollapseSelected();  // its claim, or expands it
   void CollapseAll();       // claims, or expands them where all are
   void Refresh();           // rows_ from data_, as sort and filter want them
   size_t SelectedIndex() const;
+  const v1::Session* SelectedSession() const;  // null: none, or a claim
+  std::string SelectedClaim() const;           // empty: none, or a session
   void Select(int64_t index);
   void EditFilter(int key);
 
@@ -105,6 +120,8 @@ class TopView {
   bool edits_filter_ = false;
   bool frozen_ = false;
   bool helps_ = false;
+  Scroll help_scroll_;
+  std::optional<TopDetails> details_;    // open
   std::set<std::string> collapsed_;      // claims whose sessions are not shown
   TopRow::Key selected_;                 // it stays selected wherever it goes
   std::optional<TopQuestion> question_;  // open
@@ -113,6 +130,7 @@ class TopView {
   Span notice_;                          // stays until Escape or the next question; empty: none
   size_t first_ = 0;                     // row at the top of the table
   size_t page_ = 1;                      // rows that fit
+  bool shows_all_ = true;                // no row is out of sight
 };
 
 }  // namespace vrambroker::vramctl

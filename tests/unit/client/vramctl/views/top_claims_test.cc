@@ -22,6 +22,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
+constexpr absl::Time kNow = absl::FromUnixSeconds(3661);
+
 std::string NameOfUser(uint32_t uid) {
   return absl::StrCat("user", uid);
 }
@@ -77,8 +79,8 @@ class TopClaimsTest : public ::testing::Test {
     AddClaim(claims_, "team-b", 20_MiB);
   }
   std::vector<TopRow> Rows() const {
-    std::vector<TopRow> rows = RowsOf(sessions_, NameOfUser);
-    AddClaims(rows, claims_, NameOfUser);
+    std::vector<TopRow> rows = RowsOf(sessions_, NameOfUser, kNow);
+    AddClaims(rows, claims_, NameOfUser, kNow);
     return rows;
   }
   std::vector<std::string> Grouped(const std::set<std::string>& collapsed, Column column = Column::kReserved,
@@ -175,7 +177,7 @@ class TopClaimsViewTest : public TopClaimsTest {
     device->set_capacity_bytes(256_MiB);
     data.overview.sessions = sessions_;
     data.claims = claims_;
-    data.read_at = absl::FromUnixSeconds(3661);
+    data.read_at = kNow;
     return data;
   }
   std::string Text(int columns = 120) {

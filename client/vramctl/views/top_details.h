@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What vramctl top shows of one session or claim after Enter. Pure: no terminal, no daemon.
+#ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_DETAILS_H_
+#define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_DETAILS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "allocator/heap/heap_snapshot.h"
+#include "client/vramctl/views/bars.h"
+#include "client/vramctl/views/claim_output.h"
+#include "client/vramctl/views/top_scroll.h"
+#include "vrambroker/v1/admin.pb.h"
+
+namespace vrambroker::vramctl {
+
+// Whose details are open: what the daemon has to be asked, beyond what it says of all.
+struct DetailsRequest {
+  uint64_t session = 0;           // 0: a claim
+  std::string claim;              // of claims
+  std::vector<uint32_t> devices;  // on which the session holds something
+  bool operator==(const DetailsRequest&) const = default;
+  bool IsOfSame(const DetailsRequest& other) const { return session == other.session && claim == other.claim; }
+};
+
+// The daemon's answers.
+struct DetailsData {
+  struct Map {
+    uint32_t device = 0;
+    absl::StatusOr<HeapSnapshot> heap;
+  };
+  DetailsRequest request;
+  std::vector<Map> maps;                                       // of the request's devices
+  absl::StatusOr<std::vector<v1::OutOfMemoryEvent>> refusals;  // newest first
+};
+
+class TopDetails {
+ public:
+  struct Options {
+    bool utf8 = false;
+    UserNames user_name;
+    absl::TimeZone time_zone;
+  };
+  TopDetails(v1::Session session, Options options);
+  TopDetails(v1::Claim claim, Options options);
+
+  // Of a session or claim that is not among them any more, the last figures stay.
+  void SetData(const v1::ListSessionsResponse& sessions, const v1::ListClaimsResponse& claims, absl::Time now);
+  // Ignored where it is of somebody else.
+  void SetDetails(DetailsData data);
+  bool has_details() const { return details_.has_value(); }
+
+  const v1::Session* session() const { return session_.has_value() ? &*session_ : nullptr; }  // null: a claim
+  std::string claim() const;                                                                  // its printable name
+  bool has_ended() const { return has_ended_; }
+  DetailsRequest request() const;
+
+  // False: the key scrolls nothing.
+  bool HandleKey(int key) { return scroll_.HandleKey(key); }
+  // At most `rows` lines of `columns` cells, without its title.
+  std::vector<Line> Lines(int rows, int columns);
+  Line Title(int columns) const;
+  std::string Place() const { return scroll_.Place(); }  // of the last Lines()
+
+ private:
+  std::vector<Line> AllLines(int columns) const;
+  void AppendSession(std::vector<Line>& lines, int columns) const;
+  void AppendDevice(std::vector<Line>& lines, const v1::SessionDevice& device, int columns) const;
+  void AppendMap(std::vector<Line>& lines, uint32_t device, int columns) const;
+  void AppendClaim(std::vector<Line>& lines, int columns) const;
+  void AppendRefusals(std::vector<Line>& lines, int columns) const;
+
+  const Options options_;
+  std::optional<v1::Session> session_;
+  std::optional<v1::Claim> claim_;    // itself, or that of the session
+  v1::ListSessionsResponse members_;  // sessions of the claim
+  absl::Time now_;
+  bool has_ended_ = false;
+  std::optional<DetailsData> details_;  // nullopt: they are being read
+  Scroll scroll_;
+};
+
+}  // namespace vrambroker::vramctl
+
+#endif  // VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_DETAILS_H_
