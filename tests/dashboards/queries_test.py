@@ -360,7 +360,7 @@ class DashboardsTest(LoadedTest):
         self.assertEqual((held["client"], held["bytes"], len(held["holders"])), ("guest-dead", Load.LEFT_BEHIND, 1))
         page = Drawn(self.page_as_drawn())
         self.assertNotRegex(page.text, boards.OF_NO_GLOSSARY)
-        for word, name in {**{word: word.replace(" ", "_") for word in [*said, "free"] if word in numbers}, "frag": "frag"}.items():
+        for word, name in {**{word: word.replace(" ", "_") for word in [*said, "free"] if word in numbers}, "frag": "fragmented_share"}.items():
             with self.subTest(place="the page as it is drawn", word=word):
                 self.assertEqual(page.figures[name], texts[word])
         parts = ("allocated", "fragmented", "reclaimable", "unknown", "cached", "left behind")

@@ -17,8 +17,8 @@ function ownerOf(claim) {
   return claim.owner_uid === null ? 'for everyone' : `uid ${claim.owner_uid}`;
 }
 
-// What a session holds of a device, without what the daemon does not know the blocks of.
-export const knownOf = (held) => held.known_bytes ?? held.reserved_bytes - held.unknown_bytes;
+// What a session holds of a device, or the sessions of a claim.
+export const heldBySessions = (held) => held.held_bytes ?? held.reserved_bytes;
 
 // What a claim has, under the keys of a session: a row of the same columns.
 function asSession(claim, sessions) {
@@ -27,7 +27,7 @@ function asSession(claim, sessions) {
     ...held,
     over_limit: held.reserved_bytes > held.limit_bytes,
     inactive_split_bytes: sum(device, (of) => of.inactive_split_bytes),
-    known_bytes: sum(device, knownOf),
+    held_bytes: sum(device, heldBySessions),
     num_ooms: claim.refusals,
     waiting: sessions.flatMap((session) => session.devices[device].waiting).sort((a, b) => a.place - b.place),
   }));

@@ -40,7 +40,6 @@ function readingOf(value, name, tip, unit) {
 function figuresOf(device, waiting) {
   const refused = Object.values(device.refusals).reduce((sum, count) => sum + count, 0);
   const fragmented = device.inactive_split_bytes;
-  const known = device.leased_bytes - device.unknown_bytes;
   return [
     figure('free', 'Can be given to somebody now: held by nobody and not guaranteed, or cached by the daemon',
       bytes(device.free_bytes)),
@@ -49,8 +48,8 @@ function figuresOf(device, waiting) {
     ...figureOf(device.allocated_bytes, 'allocated', 'In blocks that programs use', bytes, {key: 'allocated'}),
     ...figureOf(fragmented, 'fragmented',
       'Free blocks in segments of sessions that are partly used: it cannot be given back', bytes, {key: 'fragmented'}),
-    ...figureOf(fragmented, 'fragmented share', SHARE_TIP, percent(fragmentedShare(fragmented, known)),
-      {heat: isFragmented(fragmented, known) ? 'warm' : ''}),
+    ...figureOf(fragmented, 'fragmented share', SHARE_TIP, percent(fragmentedShare(fragmented, device.leased_bytes)),
+      {heat: isFragmented(fragmented, device.leased_bytes) ? 'warm' : ''}),
     ...figureOf(device.reclaimable_bytes, 'reclaimable',
       'Segments of sessions that are wholly free: sessions give it back when it is needed', bytes, {key: 'reclaimable'}),
     ...figureOf(device.unknown_bytes, 'unknown', 'Of sessions whose blocks the daemon does not know', bytes,

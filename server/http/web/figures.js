@@ -13,14 +13,14 @@ export function figureOf(value, name, tip, text, options = {}) {
   return value ? [figure(name, tip, typeof text === 'function' ? text(value) : text, options)] : [];
 }
 
-// The share of fragmented memory in what is held and known; memory that can be given back is no part of it.
+// FRAG: fragmented / held by sessions. What can be given back is held, and not fragmented.
 export const fragmentedShare = (fragmented, held) => (held > 0 ? fragmented / held : 0);
 
 // Whether it is worth a look, by a rule of thumb.
 export const isFragmented = (fragmented, held) => held >= 2 ** 30 && fragmentedShare(fragmented, held) > 0.3;
 
-export const SHARE_TIP = 'Fragmented, of the reserved memory of sessions whose blocks are known. What is reclaimable counts ' +
-  'as reserved alone. Above 30% of 1 GiB or more it is worth a look (a rule of thumb)';
+export const SHARE_TIP = 'Fragmented, of the reserved memory of sessions: what no trim gives back. ' +
+  'Above 30% of 1 GiB or more it is worth a look (a rule of thumb)';
 
 export function showFigures(list, figures) {
   keyed(list, figures, ({name}) => name,

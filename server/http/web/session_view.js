@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The figures of one session, where the page shows it alone.
 import {byId, el, keyed, setText} from './dom.js';
-import {knownOf} from './claims.js';
 import {SHARE_TIP, figure, figureOf, fragmentedShare, isFragmented, showBar, showFigures} from './figures.js';
 import {bytes, duration, moment, percent} from './format.js';
 import {sessionColorName} from './palette.js';
@@ -21,7 +20,6 @@ const PARTS = [
 
 function figuresOf(session, device, now) {
   const fragmented = device.inactive_split_bytes;
-  const known = knownOf(device);
   const opened = moment(new Date(session.started));
   return [
     figure('reserved', 'Handed to it and not given back', bytes(device.reserved_bytes),
@@ -30,8 +28,8 @@ function figuresOf(session, device, now) {
     ...figureOf(device.allocated_bytes, 'allocated', 'In blocks that the program uses', bytes, {key: 'allocated'}),
     ...figureOf(fragmented, 'fragmented', 'Free blocks in segments that are partly used: it cannot be given back', bytes,
       {key: 'fragmented'}),
-    ...figureOf(fragmented, 'fragmented share', SHARE_TIP, percent(fragmentedShare(fragmented, known)),
-      {heat: isFragmented(fragmented, known) ? 'warm' : ''}),
+    ...figureOf(fragmented, 'fragmented share', SHARE_TIP, percent(fragmentedShare(fragmented, device.reserved_bytes)),
+      {heat: isFragmented(fragmented, device.reserved_bytes) ? 'warm' : ''}),
     ...figureOf(device.idle_bytes, 'reclaimable', 'In segments that are wholly free: it can be given back', bytes,
       {key: 'reclaimable'}),
     ...figureOf(device.unknown_bytes, 'unknown', 'The daemon does not know its blocks', bytes, {key: 'unknown'}),

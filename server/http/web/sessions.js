@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of sessions on one device, by claim: sortable, and a session opens into a view of its own.
-import {knownOf, rowsOf, toggle} from './claims.js';
+import {heldBySessions, rowsOf, toggle} from './claims.js';
 import {byId, el, keyed, setText} from './dom.js';
 import {SHARE_TIP, fragmentedShare, isFragmented} from './figures.js';
 import {bytes, duration, percent, plural} from './format.js';
@@ -12,7 +12,7 @@ export const AGE_TIP = 'Since the session was opened';
 export const IDLE_TIP = 'Since it last allocated or freed memory, as far as its client has said';
 
 export const ageOf = (session, now) => now - Date.parse(session.started);
-const shareOf = (held) => fragmentedShare(held.inactive_split_bytes, knownOf(held));
+const shareOf = (held) => fragmentedShare(held.inactive_split_bytes, heldBySessions(held));
 
 // Key in the address, heading, class, what to sort by, and what it is; cells in the same order.
 const COLUMNS = [
@@ -140,7 +140,7 @@ function updateRow(row, entry, deviceIndex, now) {
     setFigure(cell, bytes(value), value === 0);
   }
   setFigure(share, percent(shareOf(device)), device.inactive_split_bytes === 0,
-    isFragmented(device.inactive_split_bytes, knownOf(device)) ? 'warn-text' : '');
+    isFragmented(device.inactive_split_bytes, heldBySessions(device)) ? 'warn-text' : '');
   setFigure(guarantee, device.guarantee_bytes === 0 ? '–' : bytes(device.guarantee_bytes), device.guarantee_bytes === 0);
   setText(waiting, waitingText(device));
   waiting.className = device.waiting.length > 0 ? 'warn-text' : 'nothing';
