@@ -34,7 +34,8 @@ absl::StatusOr<uint64_t> ParseBytes(absl::string_view text);
 // "512 B", "1.50 KiB", "20.00 MiB": the largest unit in which the value is at least 1, two decimals.
 std::string FormatBytes(uint64_t bytes);
 
-// "2.00 GiB", and "2147483649 B (2.00 GiB)" where two decimals do not say it all: for messages in which one byte decides.
+// "2.00 GiB", and "2147483649 B (2.00 GiB)" where two decimals do not say it all: for messages in which one byte
+// decides.
 std::string FormatBytesExactly(uint64_t bytes);
 
 }  // namespace vrambroker

@@ -217,11 +217,11 @@ void CommandLine::AddCommandsThatShow() {
           "  FRAG     1 - allocated / reserved\n"
           "Columns that do not fit into the line are left out.");
 
-  CLI::App* const top = Add(
-      kShow, "top",
-      "Show devices and sessions live, with bars; change a session. Press h for the keys, Enter for a session's details, "
-      "q to quit. With -b, write them once as text, with the same columns.",
-      [this] { return Top(context_); });
+  CLI::App* const top = Add(kShow, "top",
+                            "Show devices and sessions live, with bars; change a session. Press h for the keys, Enter "
+                            "for a session's details, "
+                            "q to quit. With -b, write them once as text, with the same columns.",
+                            [this] { return Top(context_); });
   top->footer(kWords);
   top->add_option("--interval", context_.interval, "Seconds between two updates, 0.1 to 3600. Default: 1.")
       ->type_name("SECONDS");

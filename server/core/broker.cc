@@ -12,6 +12,7 @@
 #include "allocator/base/names.h"
 #include "allocator/device/process_files.h"
 #include "server/base/client_log.h"
+#include "server/identity/process_command.h"
 #include "server/identity/process_info.h"
 #include "server/sessions/counted_session.h"
 
@@ -147,7 +148,7 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
   const SessionSetup setup{.id = reserved->id,
                            .name = reserved->name,
                            .caller = caller,
-                           .command = CommandOf(caller.pid),
+                           .command = ProcessCommand::Of(caller.pid),
                            .terms = *terms,
                            .pools = pools_,
                            .workers = workers_,

@@ -26,6 +26,7 @@
 #include "server/base/worker_pool.h"
 #include "server/identity/caller.h"
 #include "server/identity/policy.h"
+#include "server/identity/process_command.h"
 #include "server/pool/segment_pool.h"
 #include "server/sessions/cancel_keys.h"
 #include "server/sessions/client_questions.h"
@@ -84,7 +85,7 @@ struct SessionSetup {
   SessionId id{};
   std::string name;
   Caller caller;
-  std::string command{};            // see CommandOf()
+  std::shared_ptr<const ProcessCommand> command{};
   SessionTerms terms;               // what the policy gave it
   std::vector<SegmentPool*> pools;  // by device; the session has an account with each; they outlive it
   Executor* workers = nullptr;      // outlives it
@@ -106,8 +107,9 @@ class Session : public std::enable_shared_from_this<Session> {
   SessionId id() const { return id_; }
   const std::string& name() const { return name_; }
   const Caller& caller() const { return caller_; }
-  const std::string& command() const { return command_; }  // when it was opened; see CommandOf()
-  const SessionTerms& terms() const { return terms_; }     // as they were when it was opened
+  // See CommandOf(); read when it was opened.
+  std::string command() const { return command_ == nullptr ? "" : command_->text(); }
+  const SessionTerms& terms() const { return terms_; }  // as they were when it was opened
   std::chrono::system_clock::time_point started() const { return started_; }
   // How long its requests may wait for memory: those that begin to wait from now on.
   std::chrono::milliseconds max_wait() const { return max_wait_.load(); }
@@ -211,7 +213,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const SessionId id_;
   const std::string name_;
   const Caller caller_;
-  const std::string command_;
+  const std::shared_ptr<const ProcessCommand> command_;
   const SessionTerms terms_;
   std::atomic<std::chrono::milliseconds> max_wait_;
   const std::chrono::system_clock::time_point started_ = std::chrono::system_clock::now();

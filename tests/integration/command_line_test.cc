@@ -142,7 +142,8 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
            {{"help", "limt"}, "no command 'limt'; did you mean limit?"},
            {{"claim", "creat", "a"}, "claim: no command 'creat'; did you mean create?"},
            {{"hold", "1MiB", "--limt=0.5"}, "unknown option --limt; did you mean --limit?"},
-           {{"version", "--foo"}, "unknown option --foo; see vramctl version --help"},  // not an option of another command
+           {{"version", "--foo"},
+            "unknown option --foo; see vramctl version --help"},  // not an option of another command
            {{"hold", "1MiB", "--limt", "0.5"}, "unknown option --limt; did you mean --limit?"},
            {{"status", "--pid", "3"}, "status takes no --pid (policy explain does); see vramctl status --help"},
            {{"status", "--limit", "0.5"},

@@ -61,7 +61,9 @@ absl::Status ShowQuarantine(const Context& context) {
   if (context.json) {
     Print({{"quarantine", std::move(holdings)}});
   } else {
-    std::printf("%s", rows.size() == 1 ? "nothing is left behind; what ended or disconnected sessions hold is in vramctl sessions\n" : Table(rows).c_str());
+    std::printf("%s", rows.size() == 1
+                          ? "nothing is left behind; what ended or disconnected sessions hold is in vramctl sessions\n"
+                          : Table(rows).c_str());
   }
   return absl::OkStatus();
 }

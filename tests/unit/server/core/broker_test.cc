@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "allocator/device/process_files.h"
+#include "tests/support/util.h"
 #include "tests/unit/server/core/broker_fixture.h"
 
 namespace vrambroker {
@@ -525,6 +526,7 @@ TEST_F(BrokerTest, OperatorsSeeWhoseASessionIsWhatItRunsAndHowLongItIsIdle) {
   now += std::chrono::seconds(3);
   const SessionPtr of_gone = Open("b", std::nullopt, Process(0x7FFFFFF0, 1001));
   now += std::chrono::milliseconds(5);
+  EXPECT_TRUE(testing_support::WaitFor([&] { return session->command() == "server_test"; })) << session->command();
   const BrokerView view = broker_->operator_view().Look();
   ASSERT_EQ(view.sessions.size(), 2u);
   EXPECT_EQ(view.sessions[0].user, "ann");

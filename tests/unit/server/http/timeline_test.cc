@@ -103,7 +103,8 @@ TEST(TimelineTest, HistoriesOfSessionsGoWithThemAndAreBounded) {
   timeline.Add(ViewOfSessions(many), kStart + 2 * Timeline::kPeriod);
   size_t histories = 0;
   for (const auto& [id, reserved] : many) {
-    for (const size_t device : {size_t{0}, size_t{1}}) histories += timeline.GetOfSession(SessionId{id}, device).empty() ? 0 : 1;
+    for (const size_t device : {size_t{0}, size_t{1}})
+      histories += timeline.GetOfSession(SessionId{id}, device).empty() ? 0 : 1;
   }
   EXPECT_EQ(histories, Timeline::kMaxHistories);
 }

@@ -236,7 +236,7 @@ const CauseCase kCauses[] = {
      752_MiB,
      KeptForOthersWithoutALimit,
      OomCause::kCapacity,
-     {"600.00 MiB of the device's 1000.00 MiB is left, with 50.00 MiB kept "
+     {"600.00 MiB of the device's 1000.00 MiB is left, of which 50.00 MiB is kept "
       "for other sessions' guarantees"}},
     {"JustWithinTheDeviceAndBeyondTheLimitByHoles", OomCause::kLimit, 750_MiB, 750_MiB, KeptForOthersWithoutALimit,
      OomCause::kFragmentation},
@@ -645,7 +645,7 @@ TEST(OutOfMemoryErrorTest, AFullLogFitsInOneAnswer) {
 
 TEST(OutOfMemoryErrorTest, MessageNamesWhatWasKeptIdleAndWaitedFor) {
   const std::string message = Message(OutOfMemoryError(Sample(OomCause::kCapacity)));
-  EXPECT_THAT(message, HasSubstr("with 6.00 MiB kept for other sessions' guarantees"));
+  EXPECT_THAT(message, HasSubstr("of which 6.00 MiB is kept for other sessions' guarantees"));
   EXPECT_THAT(message, HasSubstr("unused in other sessions 15.00 MiB"));
   EXPECT_THAT(message, HasSubstr("waited 250 ms"));
   const std::string bare = Message(OutOfMemoryError(OomReport()));

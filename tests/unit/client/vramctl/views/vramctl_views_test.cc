@@ -373,8 +373,7 @@ TEST(TopTableTest, LeastImportantColumnsGoFirst) {
   }
   std::vector<Column> narrow;
   for (const TableLayout::Shown& shown : LayOut(rows, 50, false).columns) narrow.push_back(shown.column);
-  EXPECT_THAT(narrow,
-              ElementsAre(Column::kName, Column::kPid, Column::kLimit, Column::kReserved, Column::kAllocated));
+  EXPECT_THAT(narrow, ElementsAre(Column::kName, Column::kPid, Column::kLimit, Column::kReserved, Column::kAllocated));
 }
 
 // ---- The view ----
