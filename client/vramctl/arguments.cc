@@ -212,9 +212,9 @@ void CommandLine::AddCommandsThatShow() {
       [this] { return Sessions(context_); })
       ->footer(
           "Columns:\n"
-          "  COMMAND  the program and its script; other arguments may hold secrets\n"
-          "  IDLE     since the session last allocated or freed memory, as far as the daemon was told\n"
-          "  FRAG     1 - allocated / reserved\n"
+          "  COMMAND   the program and its script; other arguments may hold secrets\n"
+          "  LAST USE  since the session last allocated or freed memory, as far as the daemon was told\n"
+          "  FRAG      fragmented / held by sessions: what no trim gives back\n"
           "Columns that do not fit into the line are left out.");
 
   CLI::App* const top = Add(kShow, "top",

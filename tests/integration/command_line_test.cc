@@ -361,7 +361,7 @@ TEST_F(CommandLineTest, SessionsFitInAHundredColumns) {
   EXPECT_THAT(text, Not(HasSubstr("WAITS FOR"))) << "nobody waits";
   const std::string wide =
       RunProgram({"/usr/bin/env", "COLUMNS=200", VramctlProgram(), "sessions", "--socket_dir=" + dir()}).out;
-  for (const char* part : {" USER ", " COMMAND ", " IDLE ", " command_line_test ", "may-be-63-letter "}) {
+  for (const char* part : {" USER ", " COMMAND ", " LAST USE ", " command_line_test ", "may-be-63-letter "}) {
     EXPECT_THAT(wide, HasSubstr(part));
   }
 }

@@ -92,6 +92,7 @@ async function expectPageIsVramctl(page, daemon) {
 
 // The API's JSON is vramctl's, key for key; it may have more keys.
 function expectContains(actual, expected, where) {
+  if (where.endsWith('.idle_ms')) return;  // grows from question to question
   if (typeof expected !== 'object' || expected === null) {
     assert.equal(actual, expected, where);
     return;

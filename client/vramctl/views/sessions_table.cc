@@ -41,7 +41,7 @@ std::string CommandCell(const SessionRow& row) {
   return row.session.command().empty() ? "-" : Printable(row.session.command());
 }
 
-std::string IdleCell(const SessionRow& row) {
+std::string LastUseCell(const SessionRow& row) {
   if (row.session.optional_idle_case() != v1::Session::kIdleMs) return "-";
   return ShortAge(absl::Milliseconds(static_cast<int64_t>(row.session.idle_ms())));
 }
@@ -64,7 +64,7 @@ const std::array<SessionColumn, 19>& AllColumns() {
        [](const SessionRow& row) { return row.session.claim().empty() ? "-" : Printable(row.session.claim()); }, true},
       {">PID", 3, nullptr, [](const SessionRow& row) { return absl::StrCat(row.session.pid()); }},
       {">AGE", 2, nullptr, [](const SessionRow& row) { return ShortAge(row.age); }},
-      {">IDLE", 8, "-", IdleCell},
+      {">LAST USE", 8, "-", LastUseCell},
       {"STATE", 0, "active", [](const SessionRow& row) { return std::string(StateOn(row.session, row.device)); }},
       {">PRIO", 7, "0", [](const SessionRow& row) { return absl::StrCat(row.session.priority()); }},
       {">DEV", 0, "0", [](const SessionRow& row) { return absl::StrCat(row.device.device()); }},

@@ -141,7 +141,8 @@ void TopDetails::AppendSession(std::vector<Line>& lines, int columns) const {
     times.push_back(Fact("age", ShortAge(*age)));
   }
   if (session.has_idle_ms()) {
-    times.push_back(Fact("idle", ShortAge(absl::Milliseconds(static_cast<int64_t>(session.idle_ms())))));
+    times.push_back(
+        Fact("last use", absl::StrCat(ShortAge(absl::Milliseconds(static_cast<int64_t>(session.idle_ms()))), " ago")));
   }
   AppendFacts(lines, times, columns);
   if (session.claim().empty()) return;

@@ -56,7 +56,7 @@ const ColumnInfo& InfoOf(Column column) {
       {"fragmentation", "FRAG", 'f', true, true, 7, 6, nullptr},
       {"waiting", "WAITING", 'w', true, true, 8, 14, "-"},
       {"age", "AGE", 'g', true, true, 12, 7, "-"},
-      {"idle", "IDLE", 'd', true, true, 10, 7, "-"},
+      {"last_use", "LAST USE", 'd', true, true, 10, 8, "-"},
       {"command", "COMMAND", 'm', false, false, 11, 40, "-"},
   }};
   return kInfos[static_cast<size_t>(column)];
@@ -104,8 +104,8 @@ std::string CellOf(const TopRow& row, Column column) {
       return WaitingCell(row);
     case Column::kAge:
       return AgeCell(row.age);
-    case Column::kIdle:
-      return AgeCell(row.idle);
+    case Column::kLastUse:
+      return AgeCell(row.last_use);
     case Column::kCommand:
       return row.command.empty() ? "-" : row.command;
   }
@@ -145,8 +145,8 @@ bool IsLower(const TopRow& a, const TopRow& b, Column column) {
       return a.waited_ms < b.waited_ms;
     case Column::kAge:
       return a.age < b.age;
-    case Column::kIdle:
-      return a.idle < b.idle;
+    case Column::kLastUse:
+      return a.last_use < b.last_use;
     case Column::kCommand:
       return a.command < b.command;
   }
@@ -174,7 +174,7 @@ TopRow RowOf(const v1::Session& session, const v1::SessionDevice& device, const 
                 .ooms = device.stats().num_ooms(),
                 .parts = PartsOf(device)};
   row.fragmentation = FragmentedShare(row.parts);
-  if (session.has_idle_ms()) row.idle = absl::Milliseconds(static_cast<int64_t>(session.idle_ms()));
+  if (session.has_idle_ms()) row.last_use = absl::Milliseconds(static_cast<int64_t>(session.idle_ms()));
   for (const v1::WaitingRequest& request : device.waiting()) {
     row.waiting_bytes += request.bytes();
     row.waited_ms = std::max({row.waited_ms, request.waited_ms(), uint64_t{1}});
@@ -193,6 +193,7 @@ char SortKey(Column column) {
 }
 
 absl::StatusOr<Column> ParseColumn(absl::string_view name) {
+  if (name == "idle") return Column::kReclaimable;  // as the column was called
   std::string names;
   for (int i = 0; i < kColumns; ++i) {
     const auto column = static_cast<Column>(i);

@@ -34,7 +34,7 @@ enum class Column : uint8_t {  // in the order in which they are shown
   kFragmentation,
   kWaiting,
   kAge,
-  kIdle,
+  kLastUse,
   kCommand,
 };
 inline constexpr int kColumns = static_cast<int>(Column::kCommand) + 1;
@@ -64,7 +64,7 @@ struct TopRow {
   uint64_t reclaimable_bytes = 0;
   double fragmentation = 0;  // FragmentedShare() of its parts
   std::optional<absl::Duration> age;
-  std::optional<absl::Duration> idle;  // since its process last allocated or freed memory
+  std::optional<absl::Duration> last_use;  // since its process last allocated or freed memory
   uint64_t waited_ms = 0;              // of the request that has waited longest; 0: none waits
   uint64_t waiting_bytes = 0;          // of all
   std::string waits_for;               // in words; "-": nothing

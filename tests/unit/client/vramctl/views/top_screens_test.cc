@@ -226,13 +226,13 @@ TEST_F(TopScreensTest, LongNamesGiveWayToPidsAndUsers) {
 TEST_F(TopScreensTest, ColumnsThatSayNothingGoFirst) {
   TopData data = WithSessions(5);
   view_.SetData(data);
-  for (const char* column : {"AGE", "IDLE", "COMMAND", "USER", "RECLAIMABLE"}) {
+  for (const char* column : {"AGE", "LAST USE", "COMMAND", "USER", "RECLAIMABLE"}) {
     EXPECT_THAT(Heading(40, 120), HasSubstr(column));
     EXPECT_THAT(Heading(50, 200), HasSubstr(column));
   }
   EXPECT_THAT(Heading(40, 120), Not(HasSubstr("GUARANTEE")));
   EXPECT_THAT(Heading(50, 200), HasSubstr("GUARANTEE"));
-  EXPECT_THAT(Text(40, 120), HasSubstr(" 3h05m  12s python3 train.py "));
+  EXPECT_THAT(Text(40, 120), HasSubstr(" 3h05m      12s python3 train.py "));
   EXPECT_THAT(Heading(24, 80), Not(HasSubstr("STATE")));
   data.overview.sessions.mutable_sessions(0)->mutable_devices(0)->set_limit_bytes(1);
   view_.SetData(data);
@@ -248,9 +248,9 @@ TEST_F(TopScreensTest, UsersAreThoseOfTheDaemon) {
   EXPECT_THAT(Text(24, 120), HasSubstr(" ann "));
   EXPECT_THAT(Text(24, 120), HasSubstr(" user1000 "));
   const std::vector<TopRow> rows = RowsOf(data.overview.sessions, NameOf, kReadAt);
-  EXPECT_EQ(rows[0].idle, absl::Seconds(12));
+  EXPECT_EQ(rows[0].last_use, absl::Seconds(12));
   EXPECT_EQ(rows[0].age, absl::Minutes(185));
-  EXPECT_EQ(rows[1].idle, std::nullopt);
+  EXPECT_EQ(rows[1].last_use, std::nullopt);
 }
 
 TEST_F(TopScreensTest, KeysSortByTheNewColumns) {
@@ -270,7 +270,8 @@ TEST_F(TopScreensTest, KeysSortByTheNewColumns) {
   EXPECT_EQ(first('g'), "session-3");
   EXPECT_EQ(first('r'), "session-1");
   EXPECT_EQ(first('m'), "session-2");
-  EXPECT_EQ(*ParseColumn("idle"), Column::kIdle);
+  EXPECT_EQ(*ParseColumn("last_use"), Column::kLastUse);
+  EXPECT_EQ(*ParseColumn("idle"), Column::kReclaimable) << "as that column was called once";
 }
 
 TEST_F(TopScreensTest, SaysWhichRowsAreSeen) {
@@ -390,7 +391,7 @@ TEST_F(TopDetailsTest, SayAllOfASession) {
                            "command python3 train.py",
                            "started 1970-01-05 00:55:00",
                            "age 3h05m",
-                           "idle 12s",
+                           "last use 12s ago",
                            "claim team-a",
                            "limit 10.00 GiB on device 0, guarantee 4.00 GiB, reserved 3.00 GiB",
                            "limit 40.00 GiB",

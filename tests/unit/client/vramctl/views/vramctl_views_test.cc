@@ -880,31 +880,32 @@ v1::ListSessionsResponse TwoKnownSessions() {
 
 TEST(SessionsTableTest, SaysWhoseASessionIsAndWhatItRunsWhereThereIsRoom) {
   const absl::Time now = absl::FromUnixSeconds(1'000'000);
-  EXPECT_EQ(SessionsTable(TwoKnownSessions(), now, 160),
-            "ID  NAME                                  USER     COMMAND            PID  AGE  IDLE  LIMIT  RESERVED  "
-            "ALLOCATED   FRAG\n"
-            " 1  trainer-of-the-large-model-in-room-4  ann\\x1b  python3 train.py  4242   0s    1m  8.00G     20.0M    "
-            "  10.0M  50.0%\n"
-            " 2  server                                1000     -                 4242   0s     -  8.00G     20.0M     "
-            " 10.0M  50.0%\n");
+  EXPECT_EQ(
+      SessionsTable(TwoKnownSessions(), now, 160),
+      "ID  NAME                                  USER     COMMAND            PID  AGE  LAST USE  LIMIT  RESERVED  "
+      "ALLOCATED   FRAG\n"
+      " 1  trainer-of-the-large-model-in-room-4  ann\\x1b  python3 train.py  4242   0s        1m  8.00G     20.0M    "
+      "  10.0M  50.0%\n"
+      " 2  server                                1000     -                 4242   0s         -  8.00G     20.0M     "
+      " 10.0M  50.0%\n");
   EXPECT_EQ(
       SessionsTable(TwoKnownSessions(), now, 110),
-      "ID  NAME                         USER     COMMAND            PID  AGE  IDLE  LIMIT  RESERVED  ALLOCATED   FRAG\n"
-      " 1  trainer-of-the-large-model~  ann\\x1b  python3 train.py  4242   0s    1m  8.00G     20.0M      10.0M  "
+      "ID  NAME                     USER     COMMAND            PID  AGE  LAST USE  LIMIT  RESERVED  ALLOCATED   FRAG\n"
+      " 1  trainer-of-the-large-m~  ann\\x1b  python3 train.py  4242   0s        1m  8.00G     20.0M      10.0M  "
       "50.0%\n"
-      " 2  server                       1000     -                 4242   0s     -  8.00G     20.0M      10.0M  "
+      " 2  server                   1000     -                 4242   0s         -  8.00G     20.0M      10.0M  "
       "50.0%\n")
       << "a name is as wide as there is room";
 }
 
-TEST(SessionsTableTest, TheCommandGoesFirstThenTheIdleTime) {
+TEST(SessionsTableTest, TheCommandGoesFirstThenTheLastUse) {
   const auto heading = [](int width) {
     const std::string table = SessionsTable(TwoKnownSessions(), absl::FromUnixSeconds(1'000'000), width);
     for (const absl::string_view line : absl::StrSplit(table, '\n')) EXPECT_LE(line.size(), static_cast<size_t>(width));
     return table.substr(0, table.find('\n'));
   };
-  EXPECT_THAT(heading(100), AllOf(Not(HasSubstr("COMMAND")), HasSubstr(" IDLE "), HasSubstr(" USER ")));
-  EXPECT_THAT(heading(80), AllOf(Not(HasSubstr("IDLE")), HasSubstr(" USER "), HasSubstr(" PID ")));
+  EXPECT_THAT(heading(100), AllOf(Not(HasSubstr("COMMAND")), HasSubstr(" LAST USE "), HasSubstr(" USER ")));
+  EXPECT_THAT(heading(80), AllOf(Not(HasSubstr("LAST USE")), HasSubstr(" USER "), HasSubstr(" PID ")));
 }
 
 TEST(SessionsTableTest, FitsAndKeepsWhatMattersMost) {
