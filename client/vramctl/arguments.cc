@@ -213,7 +213,7 @@ void CommandLine::AddCommandsThatShow() {
       ->footer(
           "Columns:\n"
           "  COMMAND   the program and its script; other arguments may hold secrets\n"
-          "  LAST USE  since the session last allocated or freed memory, as far as the daemon was told\n"
+          "  LAST USE  since the session last allocated or freed memory, as far as the daemon knows\n"
           "  FRAG      fragmented / held by sessions: what no trim gives back\n"
           "Columns that do not fit into the line are left out.");
 

@@ -41,7 +41,7 @@ class BadInputTest : public DaemonTest {
     ASSERT_TRUE(daemon_->Running());
     ASSERT_OK_AND_ASSIGN(RawClient fresh, RawClient::Connect(dir()));
     ASSERT_OK_AND_ASSIGN(const v1::Session now, fresh.GetSession(Ref("witness")));
-    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(before_, now))
+    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(Lasting(before_), Lasting(now)))
         << before_.DebugString() << now.DebugString();
     EXPECT_OK(witness_->Call("check 77"));
     // Sessions and device agree on what is charged.

@@ -91,7 +91,7 @@ class VictimsTest : public HostileTest {
     for (size_t i = 0; i < victims_.size(); ++i) {
       EXPECT_OK(victims_[i].Call("check 41"));
       ASSERT_OK_AND_ASSIGN(const v1::Session now, raw_->GetSession(Ref(before_[i].id())));
-      EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(before_[i], now))
+      EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(Lasting(before_[i]), Lasting(now)))
           << before_[i].DebugString() << now.DebugString();
     }
   }

@@ -452,7 +452,7 @@ TEST_F(RunAsUserTest, AUserRunsProgramsWithinItsRule) {
   const std::string hold = absl::StrCat(VramctlProgram(), " hold --socket-dir=$VRAMBROKER_SOCKET_DIR ");
   const RunResult result = RunAs({}, absl::StrCat(hold, "65MiB"));
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, HasSubstr("67108864")) << "the limit of its rule";
+  EXPECT_THAT(result.err, HasSubstr("64.00 MiB of the limit is left")) << "the limit of its rule";
   EXPECT_EQ(RunAs({"--limit=16MiB"}, "exit 5").exit_code, 5);
   EXPECT_EQ(Claims(), 0u);
   const RunResult more = RunAs({"--limit=65MiB"}, "echo never");

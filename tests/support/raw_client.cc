@@ -296,4 +296,11 @@ absl::Status RawStream::End() {
   return client_internal::FromGrpc(stream_->Finish());
 }
 
+v1::Session Lasting(v1::Session session) {
+  session.clear_idle_ms();
+  session.clear_user();
+  session.clear_command();
+  return session;
+}
+
 }  // namespace vrambroker::testing_support

@@ -122,6 +122,9 @@ class RawStream {
   bool ended_ = false;
 };
 
+// Without what changes while nothing happens: since when it is not used, and what the daemon finds out by and by.
+v1::Session Lasting(v1::Session session);
+
 }  // namespace vrambroker::testing_support
 
 #endif  // VRAMBROKER_TESTS_SUPPORT_RAW_CLIENT_H_
