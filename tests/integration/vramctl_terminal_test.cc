@@ -242,7 +242,7 @@ TEST_F(TopTest, DetailsSayWhoMaySeeSegments) {
                        Top({}, {"/usr/bin/setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}));
   ASSERT_TRUE(top->Shows("\ntrainer (id "));
   top->Press("Enter");
-  EXPECT_TRUE(top->Shows("its segments are missing here: uid 65534 may not "));
+  EXPECT_TRUE(top->Shows("its segments are missing here: the session belongs to another user"));
   EXPECT_TRUE(top->Shows("reserved 20.00 MiB"));
   top->Press("F10");
   EXPECT_EQ(top->End(), "exit=0 plain");
