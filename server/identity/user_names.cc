@@ -18,14 +18,14 @@ constexpr size_t kMostNameBytes = 64;
 }  // namespace
 
 std::optional<std::string> LookUpUserName(uid_t uid) {
-  constexpr size_t kMostBytes = size_t{1} << 20;
+  constexpr size_t kMostEntryBytes = size_t{1} << 20;
   std::vector<char> buffer(1024);
   passwd entry = {};
   passwd* found = nullptr;
   int error = 0;
   while (true) {
     error = getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found);
-    if (error == ERANGE && buffer.size() < kMostBytes) {
+    if (error == ERANGE && buffer.size() < kMostEntryBytes) {
       buffer.resize(2 * buffer.size());
     } else if (error != EINTR) {
       break;

@@ -97,7 +97,7 @@ absl::StatusOr<std::vector<v1::OutOfMemoryEvent>> DetailsReader::ReadRefusals(Da
   if (!is_claim) request.mutable_session()->set_id(asked.session);
   request.set_max_events(is_claim ? kSearchedRefusals : static_cast<uint32_t>(kMostRefusals));
   v1::ListOutOfMemoryResponse response;
-  const absl::Status status = Call(daemon, &v1::Admin::Stub::ListOutOfMemory, request, &response);
+  absl::Status status = Call(daemon, &v1::Admin::Stub::ListOutOfMemory, request, &response);
   if (!status.ok()) return status;
   std::vector<v1::OutOfMemoryEvent> refusals;
   for (v1::OutOfMemoryEvent& event : *response.mutable_events()) {

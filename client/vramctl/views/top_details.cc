@@ -52,23 +52,24 @@ std::string OrDash(const std::string& text) {
 }  // namespace
 
 TopDetails::TopDetails(v1::Session session, Options options)
-    : options_(std::move(options)), session_(std::move(session)) {}
+    : options_(std::move(options)), session_(std::make_unique<v1::Session>(std::move(session))) {}
 
-TopDetails::TopDetails(v1::Claim claim, Options options) : options_(std::move(options)), claim_(std::move(claim)) {}
+TopDetails::TopDetails(v1::Claim claim, Options options)
+    : options_(std::move(options)), claim_(std::make_unique<v1::Claim>(std::move(claim))) {}
 
 void TopDetails::SetData(const v1::ListSessionsResponse& sessions, const v1::ListClaimsResponse& claims,
                          absl::Time now) {
   now_ = now;
-  if (session_.has_value()) {
+  if (session_ != nullptr) {
     const v1::Session* const found = FindSession(sessions, *session_);
     has_ended_ = found == nullptr;
-    if (found != nullptr) session_ = *found;
+    if (found != nullptr) *session_ = *found;
   }
-  const std::string name = session_.has_value() ? session_->claim() : claim_->name();
+  const std::string name = session_ != nullptr ? session_->claim() : claim_->name();
   const auto claim = std::find_if(claims.claims().begin(), claims.claims().end(),
                                   [&](const v1::Claim& each) { return each.name() == name; });
-  if (claim != claims.claims().end()) claim_ = *claim;
-  if (session_.has_value()) return;
+  if (claim != claims.claims().end()) claim_ = std::make_unique<v1::Claim>(*claim);
+  if (session_ != nullptr) return;
   has_ended_ = claim == claims.claims().end();
   if (has_ended_) return;
   members_.clear_sessions();
@@ -78,17 +79,20 @@ void TopDetails::SetData(const v1::ListSessionsResponse& sessions, const v1::Lis
 }
 
 void TopDetails::SetDetails(DetailsData data) {
-  // One that has ended has no segments: those that it had last stay.
-  if (has_ended_ && details_.has_value()) return;
-  if (data.request.IsOfSame(request())) details_ = std::move(data);
+  if (!data.request.IsOfSame(request())) return;
+  // A session that has ended has no segments, and may be gone before it is missing in the list: the last segments stay.
+  const bool is_gone = std::any_of(data.maps.begin(), data.maps.end(),
+                                   [](const DetailsData::Map& map) { return absl::IsNotFound(map.heap.status()); });
+  if (details_.has_value() && (has_ended_ || is_gone)) return;
+  details_ = std::move(data);
 }
 
 std::string TopDetails::claim() const {
-  return claim_.has_value() ? Printable(claim_->name()) : "";
+  return claim_ != nullptr ? Printable(claim_->name()) : "";
 }
 
 DetailsRequest TopDetails::request() const {
-  if (!session_.has_value()) return {.session = 0, .claim = claim_->name(), .devices = {}};
+  if (session_ == nullptr) return {.session = 0, .claim = claim_->name(), .devices = {}};
   DetailsRequest request = {.session = session_->id(), .claim = "", .devices = {}};
   for (const v1::SessionDevice& device : session_->devices()) {
     if (device.reserved_bytes() > 0) request.devices.push_back(device.device());
@@ -97,9 +101,9 @@ DetailsRequest TopDetails::request() const {
 }
 
 Line TopDetails::Title(int columns) const {
-  const std::string id = session_.has_value() ? absl::StrCat(" (id ", session_->id(), ")") : std::string(" (claim)");
+  const std::string id = session_ != nullptr ? absl::StrCat(" (id ", session_->id(), ")") : std::string(" (claim)");
   const std::string end = has_ended_ ? " has ended: its last figures" : "";
-  const std::string name = Printable(session_.has_value() ? session_->name() : claim_->name());
+  const std::string name = Printable(session_ != nullptr ? session_->name() : claim_->name());
   return {{ShortenMiddle(name, std::max(columns - Cells(id) - Cells(end), kLeastName), options_.utf8), Style::kTitle},
           {id},
           {end, Style::kAlarm}};
@@ -111,7 +115,7 @@ std::vector<Line> TopDetails::Lines(int rows, int columns) {
 
 std::vector<Line> TopDetails::AllLines(int columns) const {
   std::vector<Line> lines;
-  if (session_.has_value()) {
+  if (session_ != nullptr) {
     AppendSession(lines, columns);
     const bool uses_none = std::none_of(session_->devices().begin(), session_->devices().end(), IsUsed);
     for (const v1::SessionDevice& device : session_->devices()) {
@@ -147,7 +151,7 @@ void TopDetails::AppendSession(std::vector<Line>& lines, int columns) const {
   AppendFacts(lines, times, columns);
   if (session.claim().empty()) return;
   AppendFacts(lines, {Fact("claim", Printable(session.claim()))}, columns);
-  if (!claim_.has_value()) return;
+  if (claim_ == nullptr) return;
   for (const std::string& line : ClaimLines(*claim_)) AppendText(lines, line, columns, Style::kPlain, 2 * kIndent);
 }
 
@@ -247,7 +251,7 @@ void TopDetails::AppendRefusals(std::vector<Line>& lines, int columns) const {
     const OutOfMemory oom = client_internal::FromProto(event.out_of_memory());
     AppendText(lines,
                absl::StrCat(absl::FormatTime("%Y-%m-%d %H:%M:%S", TimeOf(event.time()), options_.time_zone), " ",
-                            session_.has_value() ? "" : absl::StrCat(Printable(event.client()), " "), "wanted ",
+                            session_ != nullptr ? "" : absl::StrCat(Printable(event.client()), " "), "wanted ",
                             FormatBytes(oom.requested_bytes), " on device ", oom.device, ": ",
                             absl::AsciiStrToLower(OutOfMemoryCauseName(oom.cause))),
                columns);

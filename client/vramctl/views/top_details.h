@@ -5,6 +5,7 @@
 #define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_DETAILS_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -57,8 +58,8 @@ class TopDetails {
   void SetDetails(DetailsData data);
   bool has_details() const { return details_.has_value(); }
 
-  const v1::Session* session() const { return session_.has_value() ? &*session_ : nullptr; }  // null: a claim
-  std::string claim() const;                                                                  // its printable name
+  const v1::Session* session() const { return session_.get(); }  // null: a claim
+  std::string claim() const;                                     // its printable name
   bool has_ended() const { return has_ended_; }
   DetailsRequest request() const;
 
@@ -78,8 +79,8 @@ class TopDetails {
   void AppendRefusals(std::vector<Line>& lines, int columns) const;
 
   const Options options_;
-  std::optional<v1::Session> session_;
-  std::optional<v1::Claim> claim_;    // itself, or that of the session
+  std::unique_ptr<v1::Session> session_;
+  std::unique_ptr<v1::Claim> claim_;  // itself, or that of the session
   v1::ListSessionsResponse members_;  // sessions of the claim
   absl::Time now_;
   bool has_ended_ = false;

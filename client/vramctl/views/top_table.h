@@ -65,9 +65,9 @@ struct TopRow {
   double fragmentation = 0;  // FragmentedShare() of its parts
   std::optional<absl::Duration> age;
   std::optional<absl::Duration> last_use;  // since its process last allocated or freed memory
-  uint64_t waited_ms = 0;              // of the request that has waited longest; 0: none waits
-  uint64_t waiting_bytes = 0;          // of all
-  std::string waits_for;               // in words; "-": nothing
+  uint64_t waited_ms = 0;                  // of the request that has waited longest; 0: none waits
+  uint64_t waiting_bytes = 0;              // of all
+  std::string waits_for;                   // in words; "-": nothing
   uint64_t ooms = 0;
   PartBytes parts;
 

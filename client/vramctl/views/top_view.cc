@@ -55,7 +55,7 @@ void TopView::SetData(const TopData& data) {
     return;
   }
   data_ = data;
-  if (details_.has_value() && data.status.ok()) {
+  if (details_ != nullptr && data.status.ok()) {
     details_->SetData(data.overview.sessions, data.claims, data.read_at);
   }
   Refresh();
@@ -132,13 +132,13 @@ void TopView::Ask(TopQuestion::Kind kind) {
     Say(absl::StrCat(OrderTitle(*order_), ": waiting for the daemon; the next change has to wait, too"), Style::kPlain);
     return;
   }
-  const v1::Session* const session = details_.has_value() ? details_->session() : SelectedSession();
-  if (const std::string claim = details_.has_value() ? details_->claim() : SelectedClaim();
+  const v1::Session* const session = details_ != nullptr ? details_->session() : SelectedSession();
+  if (const std::string claim = details_ != nullptr ? details_->claim() : SelectedClaim();
       session == nullptr && !claim.empty()) {
     Say(absl::StrCat("This is a claim, no session. To change it: vramctl claim set ", claim), Style::kAlarm);
   } else if (session == nullptr) {
     Say("No session is selected.", Style::kAlarm);
-  } else if (session->state() == v1::SESSION_STATE_ENDED || (details_.has_value() && details_->has_ended())) {
+  } else if (session->state() == v1::SESSION_STATE_ENDED || (details_ != nullptr && details_->has_ended())) {
     Say(absl::StrCat("Nothing to do: ", SessionTitle(*session), " has ended."), Style::kAlarm);
   } else {
     notice_ = {};
@@ -173,24 +173,24 @@ void TopView::OpenDetails() {
   const TopDetails::Options options = {
       .utf8 = options_.utf8, .user_name = options_.user_name, .time_zone = options_.time_zone};
   if (const v1::Session* const session = SelectedSession(); session != nullptr) {
-    details_.emplace(*session, options);
+    details_ = std::make_unique<TopDetails>(*session, options);
   } else if (const std::string name = SelectedClaim(); !name.empty()) {
     const auto& claims = data_.claims.claims();
     const auto claim = std::find_if(claims.begin(), claims.end(),
                                     [&](const v1::Claim& each) { return Printable(each.name()) == name; });
-    if (claim != claims.end()) details_.emplace(*claim, options);
+    if (claim != claims.end()) details_ = std::make_unique<TopDetails>(*claim, options);
   }
-  if (!details_.has_value()) return Say("Nothing is selected.", Style::kPlain);
+  if (details_ == nullptr) return Say("Nothing is selected.", Style::kPlain);
   details_->SetData(data_.overview.sessions, data_.claims, data_.read_at);
 }
 
 std::optional<DetailsRequest> TopView::WantedDetails() const {
-  if (!details_.has_value()) return std::nullopt;
+  if (details_ == nullptr) return std::nullopt;
   return details_->request();
 }
 
 void TopView::SetDetails(DetailsData data) {
-  if (details_.has_value() && !(frozen_ && details_->has_details())) details_->SetDetails(std::move(data));
+  if (details_ != nullptr && !(frozen_ && details_->has_details())) details_->SetDetails(std::move(data));
 }
 
 void TopView::AnswerQuestion(int key) {
@@ -237,7 +237,7 @@ bool TopView::HandleKey(int key) {
     helps_ = help_scroll_.HandleKey(key);
     return true;
   }
-  if (details_.has_value() && key != kKeyQuit) {
+  if (details_ != nullptr && key != kKeyQuit) {
     HandleDetailsKey(key);
     return true;
   }
@@ -532,7 +532,7 @@ std::vector<Line> TopView::Draw(int rows, int columns) {
   std::vector<Line> lines;
   if (helps_) {
     lines = HelpScreen(rows);
-  } else if (details_.has_value()) {
+  } else if (details_ != nullptr) {
     lines = DetailsLines(rows, columns);
   } else {
     std::vector<Line> foot = Foot(rows, columns);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -121,7 +122,7 @@ class TopView {
   bool frozen_ = false;
   bool helps_ = false;
   Scroll help_scroll_;
-  std::optional<TopDetails> details_;    // open
+  std::unique_ptr<TopDetails> details_;  // open
   std::set<std::string> collapsed_;      // claims whose sessions are not shown
   TopRow::Key selected_;                 // it stays selected wherever it goes
   std::optional<TopQuestion> question_;  // open

@@ -448,6 +448,8 @@ TEST_F(TopDetailsTest, FollowTheSessionAndKeepTheLastFigures) {
   data_.overview.sessions.mutable_sessions(0)->mutable_devices(0)->set_reserved_bytes(7_GiB);
   view_.SetData(data_);
   EXPECT_THAT(Text(40, 120), HasSubstr("reserved 7.00 GiB"));
+  Answer(absl::NotFoundError("session 1 has ended"));  // before the list says so
+  EXPECT_THAT(Text(40, 120), HasSubstr("20.00 MiB large ["));
   data_.overview.sessions.mutable_sessions()->DeleteSubrange(0, 1);
   view_.SetData(data_);
   EXPECT_THAT(Text(40, 120), HasSubstr("trainer (id 1) has ended: its last figures"));
