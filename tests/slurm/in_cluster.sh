@@ -171,7 +171,7 @@ until_true reserved "$second" 100
 back() { [ "$(figure "$second" sessions)" = 1 ]; }
 until_true back
 in_second() { refused "$1" sudo -u bob srun --jobid="$second" --overlap -n1 "${@:2}"; }
-in_second "claim slurm-$second together" vramctl hold 93MiB
+in_second "sessions of claim slurm-$second already have" vramctl hold 93MiB
 
 say "A step cannot raise its job's limit"
 in_second "more than the job's" --gres=vram:256 vramctl hold 93MiB
