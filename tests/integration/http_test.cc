@@ -128,7 +128,8 @@ TEST_F(HttpTest, SaysWhatVramctlSays) {
   }));
   for (Json& session : sessions) {
     session.erase("idle_ms");  // grows
-    session.erase("user");     // may not be known yet
+    session.erase("user");     // this and the command may not be known yet
+    session.erase("command");
   }
   const Json state = Get("/api/v1/state");
   ExpectContains(state["sessions"], sessions, "state.sessions");
