@@ -359,9 +359,12 @@ TEST_F(CommandLineTest, SessionsFitInAHundredColumns) {
   for (const std::string& line : Lines(text)) EXPECT_LE(line.size(), 100u) << text;
   for (const char* heading : {" AGE ", " GUARANTEE ", " PRIO "}) EXPECT_THAT(text, HasSubstr(heading));
   EXPECT_THAT(text, Not(HasSubstr("WAITS FOR"))) << "nobody waits";
-  const std::string wide =
-      RunProgram({"/usr/bin/env", "COLUMNS=200", VramctlProgram(), "sessions", "--socket_dir=" + dir()}).out;
-  for (const char* part : {" USER ", " COMMAND ", " LAST USE ", " command_line_test ", "may-be-63-letter "}) {
+  std::string wide;
+  EXPECT_TRUE(WaitFor([&] {  // the command is read by and by
+    wide = RunProgram({"/usr/bin/env", "COLUMNS=200", VramctlProgram(), "sessions", "--socket_dir=" + dir()}).out;
+    return StrContains(wide, " command_line_test ");
+  })) << wide;
+  for (const char* part : {" USER ", " COMMAND ", " LAST USE ", "may-be-63-letter "}) {
     EXPECT_THAT(wide, HasSubstr(part));
   }
 }
