@@ -17,7 +17,7 @@ bool IsUtf8(absl::string_view text);
 // `text` with U+FFFD in place of each byte that is not part of a character.
 std::string ToUtf8(absl::string_view text);
 
-// The same with `_` in place of each control character: what a terminal or a log takes. Cut after a whole character, at
+// Replaces each control character by `_`, so that a terminal or a log takes the text. Cut after a whole character, at
 // `most_bytes`.
 std::string CleanText(absl::string_view text, size_t most_bytes);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What each process uses of a GPU, in the words of NVIDIA's management library (NVML).
+// FindGpuProcesses: the memory that each process uses of a GPU, in the words of NVIDIA's management library (NVML).
 #ifndef VRAMBROKER_ALLOCATOR_DEVICE_GPU_PROCESSES_H_
 #define VRAMBROKER_ALLOCATOR_DEVICE_GPU_PROCESSES_H_
 

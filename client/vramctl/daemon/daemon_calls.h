@@ -115,7 +115,7 @@ absl::StatusOr<v1::Claim> ReadClaim(Daemon& daemon, const std::string& name);
 // What a session holds on a device, and its history. A client that leases is asked for it.
 absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint32_t device);
 
-// The same without its history.
+// Reads a snapshot without its history.
 absl::StatusOr<HeapSnapshot> ReadSegments(Daemon& daemon, uint64_t session, uint32_t device);
 
 // The same as it was when a request was refused. NotFound says why it is not to be had.

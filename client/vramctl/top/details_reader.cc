@@ -21,7 +21,7 @@ constexpr uint32_t kSearchedRefusals = 200;
 
 DetailsReader::DetailsReader(const Context& context, absl::Duration interval)
     : context_(context), interval_(interval), ready_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  // It inherits which signals are blocked: they are the caller's.
+  // The thread inherits the blocked signals, which are the caller's.
   thread_ = std::thread([this] { Run(); });
 }
 

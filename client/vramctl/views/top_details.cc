@@ -33,7 +33,7 @@ Line Fact(const char* name, const std::string& value) {
   return {{absl::StrCat(name, " "), Style::kDim}, {value}};
 }
 
-// One beside the other; a fact that is longer than a line is wrapped.
+// Facts stand side by side; a fact that is longer than a line is wrapped.
 void AppendFacts(std::vector<Line>& lines, const std::vector<Line>& facts, int columns) {
   for (Line& line : Pack(facts, columns - kIndent)) {
     if (Cells(line) > columns - kIndent) {

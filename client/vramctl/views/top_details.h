@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What vramctl top shows of one session or claim after Enter. Pure: no terminal, no daemon.
+// TopDetails: the view of one session or claim that Enter opens in vramctl top. Pure: no terminal, no daemon.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_DETAILS_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_DETAILS_H_
 
@@ -22,7 +22,7 @@
 
 namespace vrambroker::vramctl {
 
-// Whose details are open: what the daemon has to be asked, beyond what it says of all.
+// Names the session or claim whose details are open, for questions to the daemon about this one alone.
 struct DetailsRequest {
   uint64_t session = 0;           // 0: a claim
   std::string claim;              // of claims
@@ -52,7 +52,7 @@ class TopDetails {
   TopDetails(v1::Session session, Options options);
   TopDetails(v1::Claim claim, Options options);
 
-  // Of a session or claim that is not among them any more, the last figures stay.
+  // Keeps the last figures of a session or claim that is not among them any more.
   void SetData(const v1::ListSessionsResponse& sessions, const v1::ListClaimsResponse& claims, absl::Time now);
   // Ignored where it is of somebody else.
   void SetDetails(DetailsData data);

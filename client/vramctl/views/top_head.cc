@@ -42,7 +42,7 @@ std::string Sensors(const v1::Device& device, bool short_form) {
   return absl::StrJoin(texts, short_form ? " " : "  ");
 }
 
-// What is beside the bar, the most important first.
+// Figures beside the bar, the most important first.
 std::vector<std::string> DeviceFigures(const v1::Device& device, const PartBytes& parts, bool short_form) {
   const auto size = [&](uint64_t bytes) { return short_form ? ShortBytes(bytes) : FormatBytes(bytes); };
   std::vector<std::string> figures = {

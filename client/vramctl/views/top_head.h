@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What vramctl top says above its table, and of the row that is selected. Pure: no terminal, no daemon.
+// Lines of vramctl top above its table, and about the selected row. Pure: no terminal, no daemon.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_HEAD_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_HEAD_H_
 

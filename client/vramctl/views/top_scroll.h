@@ -11,7 +11,7 @@
 
 namespace vrambroker::vramctl {
 
-// Which lines of a text are seen, where it has more than the screen of vramctl top.
+// Chooses the lines of a text that are seen, where the screen of vramctl top has room for fewer.
 class Scroll {
  public:
   // Of top_view.h. False: the key scrolls nothing, or all lines are seen.
