@@ -112,7 +112,7 @@ class Daemon {
                                            const std::string& claim) { members_.NoteUnlessKnown(process, claim); },
                      .forget_members = [this](const std::string& claim) { members_.Forget(claim); },
                      .check_name = [this](absl::string_view name) { return CheckClaimDir(config_.socket_dir, name); }},
-                .user_name = UserNames::Getter(workers_.get()),
+                .user_name = [names = std::make_shared<UserNames>()](uid_t uid) { return names->Get(uid); },
                 .set_timer = [this](SteadyTime time) { SetTimer(time); },
                 .watch_process = [this](const UniqueFd& pidfd,
                                         auto gone) { return WatchProcess(pidfd, std::move(gone)); },

@@ -1,55 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/identity/process_command.h"
 
-#include <deque>
-#include <functional>
-#include <thread>
 #include <utility>
 
+#include "server/base/detached_threads.h"
+
 namespace vrambroker {
-namespace {
-
-struct Readers {
-  Mutex mu;
-  std::deque<std::function<void()>> waiting ABSL_GUARDED_BY(mu);
-  size_t threads ABSL_GUARDED_BY(mu) = 0;
-};
-
-// Never destroyed: a thread that hangs may outlive everything else.
-Readers& TheReaders() {
-  static auto* const readers = new Readers;
-  return *readers;
-}
-
-void ReadAll(Readers& readers) {
-  while (true) {
-    std::function<void()> read;
-    {
-      MutexLock lock(readers.mu);
-      if (readers.waiting.empty()) {
-        --readers.threads;
-        return;
-      }
-      read = std::move(readers.waiting.front());
-      readers.waiting.pop_front();
-    }
-    read();
-  }
-}
-
-}  // namespace
 
 std::shared_ptr<const ProcessCommand> ProcessCommand::Of(pid_t pid, std::string (*read)(pid_t pid)) {
+  static auto* const readers = new DetachedThreads(kMostReaders, kMostWaiting);  // never destroyed
   auto command = std::make_shared<ProcessCommand>();
-  Readers& readers = TheReaders();
-  {
-    MutexLock lock(readers.mu);
-    if (readers.waiting.size() >= kMostWaiting) return command;
-    readers.waiting.emplace_back([command, pid, read] { command->Set(read(pid)); });
-    if (readers.threads >= kMostReaders) return command;
-    ++readers.threads;
-  }
-  std::thread([&readers] { ReadAll(readers); }).detach();
+  readers->Submit([command, pid, read] { command->Set(read(pid)); });
   return command;
 }
 

@@ -37,8 +37,8 @@ std::optional<std::string> LookUpUserName(uid_t uid) {
   return std::nullopt;
 }
 
-UserNames::UserNames(Executor* workers, Lookup look_up, std::function<SteadyTime()> clock)
-    : workers_(*workers), look_up_(std::move(look_up)), clock_(std::move(clock)) {}
+UserNames::UserNames(Lookup look_up, std::function<SteadyTime()> clock)
+    : look_up_(std::move(look_up)), clock_(std::move(clock)) {}
 
 std::string UserNames::Get(uid_t uid) {
   const SteadyTime now = clock_();
@@ -50,10 +50,8 @@ std::string UserNames::Get(uid_t uid) {
     if (known != names_.end() && now - known->second.wanted_since < kAge) return name;
     if (known == names_.end() && names_.size() >= kMostUsers) ForgetOldest();
     names_[uid].wanted_since = now;
-    if (wanted_.size() < kMostUsers) wanted_.push_back(uid);  // while a name service hangs
-    if (std::exchange(is_running_, true)) return name;
   }
-  workers_.Submit([self = shared_from_this()] { self->Run(); });
+  thread_.Submit([self = shared_from_this(), uid] { self->LookUp(uid); });
   return name;
 }
 
@@ -62,21 +60,11 @@ size_t UserNames::size() const {
   return names_.size();
 }
 
-void UserNames::Run() {
-  while (true) {
-    uid_t uid = 0;
-    {
-      MutexLock lock(mu_);
-      is_running_ = !wanted_.empty();
-      if (!is_running_) return;
-      uid = wanted_.front();
-      wanted_.pop_front();
-    }
-    const std::optional<std::string> name = look_up_(uid);
-    MutexLock lock(mu_);
-    // A user who was forgotten meanwhile stays so. What was known stands when nobody can tell.
-    if (const auto known = names_.find(uid); known != names_.end() && name.has_value()) known->second.name = *name;
-  }
+void UserNames::LookUp(uid_t uid) {
+  const std::optional<std::string> name = look_up_(uid);
+  MutexLock lock(mu_);
+  // A user who was forgotten meanwhile stays so. What was known stands when nobody can tell.
+  if (const auto known = names_.find(uid); known != names_.end() && name.has_value()) known->second.name = *name;
 }
 
 void UserNames::ForgetOldest() {

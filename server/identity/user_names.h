@@ -8,7 +8,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -16,8 +15,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "allocator/base/mutex.h"
+#include "server/base/detached_threads.h"
 #include "server/base/steady_time.h"
-#include "server/base/worker_pool.h"
 
 namespace vrambroker {
 
@@ -32,17 +31,11 @@ class UserNames : public std::enable_shared_from_this<UserNames> {
   static constexpr std::chrono::minutes kAge{10};  // then a name is looked up again
 
   using Lookup = std::function<std::optional<std::string>(uid_t uid)>;
-  // `workers` outlives its tasks: one at a time.
   explicit UserNames(
-      Executor* workers, Lookup look_up = LookUpUserName,
+      Lookup look_up = LookUpUserName,
       std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); });
 
-  // Get() of a new one.
-  static std::function<std::string(uid_t uid)> Getter(Executor* workers) {
-    return [names = std::make_shared<UserNames>(workers)](uid_t uid) { return names->Get(uid); };
-  }
-
-  // Empty: the user has no name, or it is not known yet. Then, and when the name is old, a worker is to look it up.
+  // Empty: the user has no name, or it is not known yet. Then, and when the name is old, a thread is to look it up.
   std::string Get(uid_t uid) ABSL_LOCKS_EXCLUDED(mu_);
   // How many users are known.
   size_t size() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -53,18 +46,16 @@ class UserNames : public std::enable_shared_from_this<UserNames> {
     SteadyTime wanted_since;  // when its last lookup was asked for
   };
 
-  // Looks all up that are wanted.
-  void Run() ABSL_LOCKS_EXCLUDED(mu_);
+  void LookUp(uid_t uid) ABSL_LOCKS_EXCLUDED(mu_);
   void ForgetOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  Executor& workers_;
   const Lookup look_up_;
   const std::function<SteadyTime()> clock_;
 
   mutable Mutex mu_;  // held for nothing but this; no other lock is taken
   absl::flat_hash_map<uid_t, Name> names_ ABSL_GUARDED_BY(mu_);
-  std::deque<uid_t> wanted_ ABSL_GUARDED_BY(mu_);
-  bool is_running_ ABSL_GUARDED_BY(mu_) = false;  // a worker is to do it
+
+  DetachedThreads thread_{1, kMostUsers};
 };
 
 }  // namespace vrambroker

@@ -6,88 +6,99 @@
 #include <pwd.h>
 #include <unistd.h>
 
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "allocator/base/mutex.h"
+#include "tests/support/util.h"
 
 namespace vrambroker {
 namespace {
 
 using ::testing::ElementsAre;
+using testing_support::WaitFor;
 
-// Runs tasks when the test says so.
-class Tasks : public Executor {
- public:
-  void Submit(std::function<void()> task) override { tasks_.push_back(std::move(task)); }
-  void SubmitFirst(std::function<void()> task) override { tasks_.push_front(std::move(task)); }
-  absl::StatusOr<UserSlots::Slot> StartWaiting(const UserKey& /*user*/) override { return UserSlots::Slot(); }
-
-  size_t size() const { return tasks_.size(); }
-  void Run() {
-    while (!tasks_.empty()) {
-      const std::function<void()> task = std::move(tasks_.front());
-      tasks_.pop_front();
-      task();
-    }
+// A name service that answers when the test lets it.
+struct NameService {
+  std::optional<std::string> LookUp(uid_t uid) {
+    MutexLock lock(mu);
+    asked.push_back(uid);
+    while (!answers) changed.Wait(mu);
+    if (!can_tell) return std::nullopt;
+    return uid == 7 ? "" : absl::StrCat("user", uid, suffix);
+  }
+  void Set(bool NameService::*field, bool value) {
+    MutexLock lock(mu);
+    this->*field = value;
+    changed.NotifyAll();
+  }
+  std::vector<uid_t> Asked() {
+    MutexLock lock(mu);
+    return asked;
   }
 
- private:
-  std::deque<std::function<void()>> tasks_;
+  Mutex mu;
+  CondVar changed;
+  std::vector<uid_t> asked;
+  bool answers = true;
+  bool can_tell = true;
+  std::string suffix;
 };
 
 class UserNamesTest : public ::testing::Test {
  protected:
-  Tasks workers_;
-  std::vector<uid_t> asked_;
-  bool can_tell_ = true;
-  std::string suffix_;
+  // What a thread that outlives the test may use.
+  const std::shared_ptr<NameService> service_ = std::make_shared<NameService>();
   SteadyTime now_{std::chrono::hours(1)};
-  const std::shared_ptr<UserNames> names_ = std::make_shared<UserNames>(
-      &workers_,
-      [this](uid_t uid) -> std::optional<std::string> {
-        asked_.push_back(uid);
-        if (!can_tell_) return std::nullopt;
-        return uid == 7 ? "" : absl::StrCat("user", uid, suffix_);
-      },
-      [this] { return now_; });
+  std::shared_ptr<UserNames> names_ = std::make_shared<UserNames>(
+      [service = service_](uid_t uid) { return service->LookUp(uid); }, [this] { return now_; });
 };
 
-TEST_F(UserNamesTest, AWorkerLooksEachUserUpOnce) {
-  EXPECT_EQ(names_->Get(1000), "") << "nobody waits for it";
+TEST_F(UserNamesTest, NobodyWaitsAndEachUserIsLookedUpOnce) {
+  service_->Set(&NameService::answers, false);
+  EXPECT_EQ(names_->Get(1000), "");
   EXPECT_EQ(names_->Get(1000), "");
   EXPECT_EQ(names_->Get(7), "");
-  EXPECT_EQ(workers_.size(), 1u) << "a name service that hangs keeps one worker";
-  EXPECT_TRUE(asked_.empty());
-  workers_.Run();
-  EXPECT_EQ(names_->Get(1000), "user1000");
+  service_->Set(&NameService::answers, true);
+  EXPECT_TRUE(WaitFor([&] { return names_->Get(1000) == "user1000"; }));
+  EXPECT_TRUE(WaitFor([&] { return service_->Asked().size() == 2; }));
+  EXPECT_THAT(service_->Asked(), ElementsAre(1000, 7));
   EXPECT_EQ(names_->Get(7), "") << "has no name";
-  EXPECT_THAT(asked_, ElementsAre(1000, 7));
-  EXPECT_EQ(workers_.size(), 0u);
+}
+
+TEST_F(UserNamesTest, EndsWhileTheNameServiceHangs) {
+  service_->Set(&NameService::answers, false);
+  names_->Get(1000);
+  EXPECT_TRUE(WaitFor([&] { return service_->Asked().size() == 1; }));
+  names_.reset();
+  service_->Set(&NameService::answers, true);
 }
 
 TEST_F(UserNamesTest, OldNamesAreLookedUpAgainAndStandMeanwhile) {
   names_->Get(1000);
-  workers_.Run();
+  EXPECT_TRUE(WaitFor([&] { return names_->Get(1000) == "user1000"; }));
   now_ += UserNames::kAge - std::chrono::seconds(1);
   EXPECT_EQ(names_->Get(1000), "user1000");
-  EXPECT_EQ(workers_.size(), 0u);
+  EXPECT_THAT(service_->Asked(), ElementsAre(1000));
+  {
+    MutexLock lock(service_->mu);
+    service_->suffix = "b";
+  }
   now_ += std::chrono::seconds(1);
-  suffix_ = "b";
   EXPECT_EQ(names_->Get(1000), "user1000");
-  EXPECT_EQ(workers_.size(), 1u);
-  workers_.Run();
-  EXPECT_EQ(names_->Get(1000), "user1000b");
+  EXPECT_TRUE(WaitFor([&] { return names_->Get(1000) == "user1000b"; }));
 
-  can_tell_ = false;
+  service_->Set(&NameService::can_tell, false);
   now_ += UserNames::kAge;
   names_->Get(1000);
-  workers_.Run();
+  EXPECT_TRUE(WaitFor([&] { return service_->Asked().size() == 3; }));
+  service_->Set(&NameService::can_tell, true);
+  names_->Get(8);  // after that of 1000
+  EXPECT_TRUE(WaitFor([&] { return names_->Get(8) == "user8b"; }));
   EXPECT_EQ(names_->Get(1000), "user1000b") << "nobody could tell";
 }
 
@@ -96,7 +107,7 @@ TEST_F(UserNamesTest, TheFirstOnesAreForgottenForNewOnes) {
     names_->Get(uid);
     now_ += std::chrono::milliseconds(1);
   }
-  workers_.Run();
+  EXPECT_TRUE(WaitFor([&] { return names_->Get(UserNames::kMostUsers - 1) != ""; }));
   EXPECT_EQ(names_->size(), UserNames::kMostUsers);
   names_->Get(5000);
   EXPECT_EQ(names_->size(), UserNames::kMostUsers);
