@@ -82,11 +82,14 @@ static int exchange(struct connection* connection, const struct vrambroker_count
                     struct vrambroker_count_answer* answer) {
   if (!connection_is_ours(connection)) return -1;
   ssize_t bytes;
+  /* A daemon before guarantees knows the short packet alone. */
+  const size_t size =
+      request->guarantee_kind == VRAMBROKER_COUNT_LIMIT_NONE ? VRAMBROKER_COUNT_SHORT_REQUEST_BYTES : sizeof *request;
   do {
-    bytes = send(connection->descriptor, request, sizeof *request, MSG_NOSIGNAL | MSG_DONTWAIT);
+    bytes = send(connection->descriptor, request, size, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (bytes < 0 && errno == EINTR);
   /* The daemon may have no room for the connection: then it has said why, and reads nothing. */
-  if (bytes != (ssize_t)sizeof *request && (bytes >= 0 || errno != EPIPE)) return -1;
+  if (bytes != (ssize_t)size && (bytes >= 0 || errno != EPIPE)) return -1;
   const uint64_t until = now_ms() + timeout_ms;
   for (;;) {
     const uint64_t now = now_ms();

@@ -148,9 +148,12 @@ static enum opening begin(char* message) {
   }
   struct vrambroker_count_request hello = {.version = VRAMBROKER_COUNT_VERSION,
                                            .call = VRAMBROKER_COUNT_HELLO,
-                                           .limit_kind = settings_now->limit_kind,
-                                           .limit_bytes = settings_now->limit_bytes,
-                                           .limit_fraction = settings_now->limit_fraction};
+                                           .limit_kind = settings_now->limit.kind,
+                                           .limit_bytes = settings_now->limit.bytes,
+                                           .limit_fraction = settings_now->limit.fraction,
+                                           .guarantee_kind = settings_now->guarantee.kind,
+                                           .guarantee_bytes = settings_now->guarantee.bytes,
+                                           .guarantee_fraction = settings_now->guarantee.fraction};
   memcpy(hello.name, settings_now->name, sizeof hello.name);
   memcpy(hello.token, session.token, sizeof hello.token);
   struct vrambroker_count_answer answer;

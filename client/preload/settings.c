@@ -16,15 +16,17 @@
 #include "client/preload/runtime.h"
 #include "proto/vrambroker/v1/count_socket.h"
 
-static void read_limit(struct settings* to, const char* text) {
-  struct amount_limit limit;
+static void read_limit(struct settings* to, const char* name, struct limit* limit) {
+  const char* text = getenv(name);
+  struct amount_limit read;
   char why[AMOUNT_WHY_BYTES];
-  if (amount_read_limit(text, strlen(text), &limit, why) != 0) {
-    snprintf(to->error, sizeof to->error, "VRAMBROKER_LIMIT: %s", why);
+  if (text == NULL || *text == '\0') return;
+  if (amount_read_limit(text, strlen(text), &read, why) != 0) {
+    snprintf(to->error, sizeof to->error, "%s: %s", name, why);
   }
-  to->limit_kind = limit.is_share ? VRAMBROKER_COUNT_LIMIT_FRACTION : VRAMBROKER_COUNT_LIMIT_BYTES;
-  to->limit_fraction = limit.share;
-  to->limit_bytes = limit.bytes;
+  limit->kind = read.is_share ? VRAMBROKER_COUNT_LIMIT_FRACTION : VRAMBROKER_COUNT_LIMIT_BYTES;
+  limit->fraction = read.share;
+  limit->bytes = read.bytes;
 }
 
 static void read_duration(struct settings* to, const char* name, uint64_t* milliseconds) {
@@ -53,8 +55,8 @@ static void read_settings(struct settings* to) {
              "VRAMBROKER_SOCKET_DIR='%.200s' is too long for a socket: use at most %zu bytes", folder,
              sizeof to->socket_path - sizeof VRAMBROKER_COUNT_SOCKET - 1);
   }
-  const char* limit = getenv("VRAMBROKER_LIMIT");
-  if (limit != NULL && *limit != '\0') read_limit(to, limit);
+  read_limit(to, "VRAMBROKER_LIMIT", &to->limit);
+  read_limit(to, "VRAMBROKER_GUARANTEE", &to->guarantee);
   const char* name = getenv("VRAMBROKER_NAME");
   if (name != NULL) (void)name_clean(name, strlen(name), to->name, to->note);
   to->reconnect_ms = 60000;

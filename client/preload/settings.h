@@ -9,11 +9,16 @@
 
 enum { MESSAGE_BYTES = 1024 };
 
+struct limit {
+  uint32_t kind; /* enum vrambroker_count_limit */
+  uint64_t bytes;
+  double fraction;
+};
+
 struct settings {
-  char socket_path[108]; /* VRAMBROKER_SOCKET_DIR and the socket's name */
-  uint32_t limit_kind;   /* VRAMBROKER_LIMIT: enum vrambroker_count_limit */
-  uint64_t limit_bytes;
-  double limit_fraction;
+  char socket_path[108];     /* VRAMBROKER_SOCKET_DIR and the socket's name */
+  struct limit limit;        /* VRAMBROKER_LIMIT */
+  struct limit guarantee;    /* VRAMBROKER_GUARANTEE */
   char name[128];            /* VRAMBROKER_NAME */
   char note[192];            /* where the name is not the one that was asked for */
   uint64_t wait_ms;          /* VRAMBROKER_WAIT; 0: not at all */

@@ -38,22 +38,29 @@ void PutText(absl::string_view text, char (&array)[kSize]) {
   std::copy_n(text.data(), size, array);  // an empty text may have no address
 }
 
+// `field`: its name in the packet, without _kind.
+absl::StatusOr<std::optional<Limit>> LimitOf(absl::string_view field, uint32_t kind, uint64_t bytes, double fraction) {
+  switch (kind) {
+    case VRAMBROKER_COUNT_LIMIT_NONE:
+      return std::nullopt;
+    case VRAMBROKER_COUNT_LIMIT_BYTES:
+      return bytes;
+    case VRAMBROKER_COUNT_LIMIT_FRACTION:
+      return fraction;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(field, "_kind: ", kind, " is not a kind of ", field));
+  }
+}
+
 absl::StatusOr<OpenOptions> OptionsOf(const CountRequest& request) {
   const size_t length = strnlen(request.name, sizeof request.name);
   if (length == sizeof request.name) return absl::InvalidArgumentError("name: does not end with a NUL");
   OpenOptions options{.name = std::string(request.name, length), .placement = Placement::kCounted};
-  switch (request.limit_kind) {
-    case VRAMBROKER_COUNT_LIMIT_NONE:
-      return options;
-    case VRAMBROKER_COUNT_LIMIT_BYTES:
-      options.limit = request.limit_bytes;
-      return options;
-    case VRAMBROKER_COUNT_LIMIT_FRACTION:
-      options.limit = request.limit_fraction;
-      return options;
-    default:
-      return absl::InvalidArgumentError(absl::StrCat("limit_kind: ", request.limit_kind, " is not a kind of limit"));
-  }
+  const absl::StatusOr<std::optional<Limit>> limit =
+      LimitOf("limit", request.limit_kind, request.limit_bytes, request.limit_fraction);
+  if (!limit.ok()) return limit.status();
+  options.limit = *limit;
+  return options;
 }
 
 RandomToken TokenOf(const CountRequest& request) {
@@ -154,6 +161,9 @@ void CountCalls::Hello(const Caller& caller, const CountRequest& request, const 
   }
   const absl::StatusOr<OpenOptions> options = OptionsOf(request);
   if (!options.ok()) return done(options.status());
+  const absl::StatusOr<std::optional<Limit>> guarantee =
+      LimitOf("guarantee", request.guarantee_kind, request.guarantee_bytes, request.guarantee_fraction);
+  if (!guarantee.ok()) return done(guarantee.status());
   const RandomToken token = TokenOf(request);
   std::vector<SessionPtr> lost;
   SessionPtr goes_on;
@@ -176,7 +186,7 @@ void CountCalls::Hello(const Caller& caller, const CountRequest& request, const 
   }
   if (are_in_the_way) session = open();
   if (!session.ok()) return done(session.status());
-  broker_.limits().KeepGuarantee(*session, /*wished=*/std::nullopt,
+  broker_.limits().KeepGuarantee(*session, *guarantee,
                                  [&broker = broker_, session = *session, done](const absl::Status& kept) {
                                    if (kept.ok()) return done(session);
                                    broker.Close(session, std::string(kept.message()), CloseReason::kNotOpened);

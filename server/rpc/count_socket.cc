@@ -169,8 +169,8 @@ void CountSocket::OnReadable(int fd) {
 
 bool CountSocket::ReadPacket(Connection& connection) {
   struct Packet {
-    CountRequest request;
-    char more;  // to notice a longer packet
+    CountRequest request = {};
+    char more = 0;  // to notice a longer packet
   } packet;
   const ssize_t size = connection.socket.Receive(&packet, sizeof packet);
   Line& line = *connection.line;
@@ -181,12 +181,14 @@ bool CountSocket::ReadPacket(Connection& connection) {
   }
   if (connection.socket.HasUnread() || !line.StartCall()) return false;  // it has to wait for its answers
   line.ForgetGrant();
+  const bool is_request = size == sizeof(CountRequest) || size == VRAMBROKER_COUNT_SHORT_REQUEST_BYTES;
   const auto refuse = [&](const absl::Status& status) {
-    return line.Answer(CountAnswerOf(size == sizeof(CountRequest) ? packet.request.call : 0, status));
+    return line.Answer(CountAnswerOf(is_request ? packet.request.call : 0, status));
   };
-  if (size != sizeof(CountRequest)) {
+  if (!is_request) {
     return refuse(
-        absl::InvalidArgumentError(absl::StrCat("a packet of ", size, " bytes: a request has ", sizeof(CountRequest))));
+        absl::InvalidArgumentError(absl::StrCat("a packet of ", size, " bytes: a request has ",
+                                                VRAMBROKER_COUNT_SHORT_REQUEST_BYTES, " or ", sizeof(CountRequest))));
   }
   const CountRequest& request = packet.request;
   if (request.version != VRAMBROKER_COUNT_VERSION) {

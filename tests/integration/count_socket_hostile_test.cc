@@ -88,11 +88,14 @@ TEST_F(CountSocketHostileTest, PacketsOfOtherSizes) {
       packet.resize(size, '\0');
       ASSERT_TRUE(client->SendBytes(packet)) << size;
       ASSERT_OK_AND_ASSIGN(const CountAnswer answer, client->Receive());
-      EXPECT_STATUS(StatusOfAnswer(answer), StatusCode::kInvalidArgument, "a request has 192") << size;
+      EXPECT_STATUS(StatusOfAnswer(answer), StatusCode::kInvalidArgument, "a request has 192 or 216") << size;
     }
   }
   EXPECT_EQ(opened.ChargedBytes(), 2_MiB);
-  EXPECT_OK(Say(fresh, CountHello("fresh"))) << "the connection is none the worse";
+  const std::string hello = BytesOf(CountHello("fresh"));
+  ASSERT_TRUE(fresh.SendBytes(hello.substr(0, VRAMBROKER_COUNT_SHORT_REQUEST_BYTES))) << "an older program's";
+  ASSERT_OK_AND_ASSIGN(const CountAnswer welcome, fresh.Receive());
+  EXPECT_OK(StatusOfAnswer(welcome)) << "the connection is none the worse";
   // An empty packet looks like the end.
   ASSERT_TRUE(fresh.SendBytes(""));
   EXPECT_TRUE(WaitFor([&] { return fresh.HasEnded(); }));
@@ -168,6 +171,18 @@ TEST_F(CountSocketHostileTest, LimitsAndNames) {
     hello.limit_kind = kind;
     EXPECT_STATUS(CountClient::Open(dir(), hello), StatusCode::kInvalidArgument, "limit_kind");
   }
+  hello = CountHello("guarantee");
+  for (const uint32_t kind : {3U, ~0U}) {
+    hello.guarantee_kind = kind;
+    EXPECT_STATUS(CountClient::Open(dir(), hello), StatusCode::kInvalidArgument, "guarantee_kind");
+  }
+  hello.guarantee_kind = VRAMBROKER_COUNT_LIMIT_FRACTION;
+  for (const double fraction : {kNan, kInfinity, -0.1, 1.0000001}) {
+    hello.guarantee_fraction = fraction;
+    EXPECT_STATUS(CountClient::Open(dir(), hello), StatusCode::kInvalidArgument, "guarantee") << fraction;
+  }
+  hello.guarantee_fraction = 0.1;
+  EXPECT_STATUS(CountClient::Open(dir(), hello), StatusCode::kPermissionDenied, "the policy allows 0 B");
   ASSERT_OK_AND_ASSIGN(CountClient most, Open("most", ~uint64_t{0}));
   EXPECT_EQ(most.Info()->limit_bytes, 256_MiB);
   for (const std::string& name : {std::string(128, 'a'), std::string(127, '\xff'), std::string("\xc3\x28"),

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -115,6 +116,22 @@ TEST_F(PreloadSession, AmountsAreReadAsPeopleWriteThem) {
   EXPECT_EQ(program.Ask("alloc plain 2M"), "2");
   EXPECT_THAT(program.ErrorText(),
               HasSubstr("VRAMBROKER_WAIT: '30' is not a duration: its unit is missing; write 30s"));
+}
+
+TEST_F(PreloadSession, AGuaranteeIsAskedForAsOthersDo) {
+  StartDaemon("64MiB", R"(rules { guarantee { bytes: "32MiB" } limit { fraction: 1 } })");
+  Program program = Run("dlsym", {{"VRAMBROKER_GUARANTEE", "25%"}});
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0") << program.ErrorText();
+  const nlohmann::json session = nlohmann::json::parse(
+      RunProgram({VramctlProgram(), "sessions", "--format=json", "--socket_dir=" + daemon().socket_dir()}).out);
+  EXPECT_EQ(session["sessions"][0]["devices"][0]["guarantee_bytes"], uint64_t{16} << 20);
+
+  Program greedy = Run("dlsym", {{"VRAMBROKER_GUARANTEE", "33MiB"}});
+  EXPECT_EQ(greedy.Ask("alloc plain 2M"), "2");
+  EXPECT_THAT(greedy.ErrorText(), HasSubstr("guarantee: 33.00 MiB of device 0; the policy allows 32.00 MiB"));
+  Program wrong = Run("dlsym", {{"VRAMBROKER_GUARANTEE", "much"}});
+  EXPECT_EQ(wrong.Ask("alloc plain 2M"), "2");
+  EXPECT_THAT(wrong.ErrorText(), HasSubstr("VRAMBROKER_GUARANTEE: 'much' is not a share or a size"));
 }
 
 TEST_F(PreloadSession, AFractionIsOfTheCapacity) {

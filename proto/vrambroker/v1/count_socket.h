@@ -7,6 +7,7 @@
 #ifndef VRAMBROKER_PROTO_COUNT_SOCKET_H_
 #define VRAMBROKER_PROTO_COUNT_SOCKET_H_
 
+#include <stddef.h>
 #include <stdint.h>
 
 #define VRAMBROKER_COUNT_SOCKET "vram-count.sock" /* in the socket directory, and in a claim's */
@@ -15,8 +16,8 @@
 #define VRAMBROKER_COUNT_UNIT_BYTES (UINT64_C(2) << 20)
 
 enum vrambroker_count_call {
-  /* Opens a session of the calling process; `name`, `limit_*`. With the `token` of a session whose connection is lost,
-     that one goes on, as it was charged. */
+  /* Opens a session of the calling process; `name`, `limit_*`, `guarantee_*`. With the `token` of a session whose
+     connection is lost, that one goes on, as it was charged. */
   VRAMBROKER_COUNT_HELLO = 1,
   VRAMBROKER_COUNT_JOIN = 2,     /* another connection of the process to its session `token` */
   VRAMBROKER_COUNT_HOLD = 3,     /* the session has `bytes` on `device` already, from before this daemon knew of it */
@@ -27,7 +28,7 @@ enum vrambroker_count_call {
 };
 
 enum vrambroker_count_limit {
-  VRAMBROKER_COUNT_LIMIT_NONE = 0, /* what the daemon gives */
+  VRAMBROKER_COUNT_LIMIT_NONE = 0, /* what the daemon gives; no guarantee */
   VRAMBROKER_COUNT_LIMIT_BYTES = 1,
   VRAMBROKER_COUNT_LIMIT_FRACTION = 2 /* of the device's capacity, 0 to 1 */
 };
@@ -44,7 +45,14 @@ struct vrambroker_count_request {
   double limit_fraction;
   uint8_t token[16];
   char name[128]; /* UTF-8, ends with a NUL; empty: the command name of the process */
+  /* A packet of an older program ends here, and one without a guarantee may. */
+  uint32_t guarantee_kind; /* enum vrambroker_count_limit: what is kept free for the session on each device */
+  uint32_t padding;        /* 0 */
+  uint64_t guarantee_bytes;
+  double guarantee_fraction;
 };
+
+#define VRAMBROKER_COUNT_SHORT_REQUEST_BYTES offsetof(struct vrambroker_count_request, guarantee_kind)
 
 /* The daemon's answer. `code` is a gRPC status code; 0: OK. */
 struct vrambroker_count_answer {
