@@ -29,10 +29,10 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
 
   // On the next device.
   void Continue() {
-    if (HasEnded()) {
+    if (absl::Status status = session_->CheckNotEnded(); !status.ok()) {
       // EndSession() takes all guarantees. It may have run before the last of these was given.
       TakeAll();
-      return done_(absl::AbortedError("the session has ended"));
+      return done_(status);
     }
     const size_t device = before_.size();
     if (device == owner_.pools_.size()) {
@@ -51,7 +51,6 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
   }
 
  private:
-  bool HasEnded() const { return session_->state() >= SessionState::kEnded; }
   uint64_t BytesOn(size_t device) const { return LimitBytes(guarantee_, owner_.pools_[device]->capacity_bytes()); }
   void TakeAll() {
     for (SegmentPool* pool : owner_.pools_) (void)pool->SetGuarantee(session_->id(), 0);
@@ -61,7 +60,7 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
   void Given(const absl::Status& status) {
     if (status.ok()) return Continue();
     for (size_t i = 0; i + 1 < before_.size(); ++i) (void)owner_.pools_[i]->SetGuarantee(session_->id(), before_[i]);
-    if (HasEnded()) TakeAll();
+    if (!session_->CheckNotEnded().ok()) TakeAll();
     if (!SegmentRefusalCause(status).has_value()) return done_(status);
     done_(absl::ResourceExhaustedError(status.message()));  // its cause is for requests for memory
   }
@@ -79,6 +78,7 @@ SessionLimits::SessionLimits(std::vector<SegmentPool*> pools, std::chrono::milli
 
 absl::Status SessionLimits::SetLimit(const SessionPtr& session, const Limit& limit) {
   if (absl::Status status = CheckLimit("limit", limit); !status.ok()) return status;
+  if (absl::Status status = session->CheckNotEnded(); !status.ok()) return status;
   MutexLock lock(mu_);
   // On all devices or on none: a guarantee above it may be given at the same time.
   std::vector<uint64_t> before;
@@ -162,7 +162,7 @@ Limit SessionLimits::LeftOf(const Session& session, const Limit& allowed) const 
 
 void SessionLimits::SetGuarantee(const SessionPtr& session, const Limit& guarantee, const Done& done) {
   if (absl::Status status = CheckLimit("guarantee", guarantee); !status.ok()) return done(status);
-  if (session->state() >= SessionState::kEnded) return done(absl::AbortedError("the session has ended"));
+  if (absl::Status status = session->CheckNotEnded(); !status.ok()) return done(status);
   std::make_shared<Guarantee>(this, session, guarantee, done)->Continue();
 }
 
@@ -171,6 +171,7 @@ absl::Status SessionLimits::SetPriority(const SessionPtr& session, int64_t prior
     return absl::InvalidArgumentError(
         absl::StrCat("priority: ", priority, " is not within [", -kMaxPriority, ", ", kMaxPriority, "]"));
   }
+  if (absl::Status status = session->CheckNotEnded(); !status.ok()) return status;
   for (SegmentPool* pool : pools_) {
     if (absl::Status status = pool->SetPriority(session->id(), static_cast<int>(priority)); !status.ok()) return status;
   }

@@ -5,6 +5,13 @@
 #include <utility>
 
 namespace vrambroker {
+namespace {
+
+absl::Status NotConnected() {
+  return absl::AbortedError("the client is not connected; try again once it is back");
+}
+
+}  // namespace
 
 absl::StatusOr<ClientAnswer> ClientQuestions::Ask(const std::function<void(uint64_t id)>& send,
                                                   std::chrono::milliseconds patience, size_t max_items,
@@ -15,7 +22,7 @@ absl::StatusOr<ClientAnswer> ClientQuestions::Ask(const std::function<void(uint6
   uint64_t id = 0;
   {
     MutexLock lock(mu_);
-    if (!open_) return absl::AbortedError("the client is not connected");
+    if (!open_) return NotConnected();
     id = next_id_++;
     waiting_.emplace(id, shared);
   }
@@ -48,7 +55,7 @@ void ClientQuestions::AskLater(const std::function<void(uint64_t id)>& send,
       waiting_.emplace(id, std::make_shared<Waiting>(Waiting{.done = done}));
     }
   }
-  if (id == 0) return done(absl::AbortedError("the client is not connected"));
+  if (id == 0) return done(NotConnected());
   send(id);
 }
 
@@ -84,12 +91,11 @@ std::vector<std::function<void()>> ClientQuestions::Close() {
   changed_.NotifyAll();
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     if (it->second->done) {
-      to_call.push_back(
-          [done = std::move(it->second->done)] { done(absl::AbortedError("the client is not connected")); });
+      to_call.push_back([done = std::move(it->second->done)] { done(NotConnected()); });
       waiting_.erase(it++);
     } else if (!it->second->complete) {
       // For good: the client may be back before the one who waits has woken up, and knows nothing of the question then.
-      it->second->status = absl::AbortedError("the client is not connected");
+      it->second->status = NotConnected();
       it->second->complete = true;
       ++it;
     } else {

@@ -104,6 +104,7 @@ void LeasedSession::SendReclaim(int device, uint64_t bytes, std::chrono::millise
 // ---- What the client is asked, and what it says ----
 
 absl::StatusOr<ClientAnswer> LeasedSession::Ask(const ClientQuestion& question, size_t max_items, int most_patience) {
+  if (absl::Status status = CheckNotEnded(); !status.ok()) return status;
   const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.user());
   if (!waiting.ok()) return waiting.status();
   if (question.kind != ClientQuestion::Kind::kSnapshot) {
@@ -192,6 +193,7 @@ void LeasedSession::ApplyRecordingHolds() {
 }
 
 absl::Status LeasedSession::ApplyRecordingHoldsSlowly() {
+  if (absl::Status status = CheckNotEnded(); !status.ok()) return status;
   const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.user());
   if (!waiting.ok()) return waiting.status();
   return questions_

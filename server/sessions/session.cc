@@ -82,6 +82,12 @@ SessionState Session::state() const {
   return state_;
 }
 
+absl::Status Session::CheckNotEnded() const {
+  if (state() < SessionState::kEnded) return absl::OkStatus();
+  return absl::AbortedError(
+      absl::StrCat("session '", name_, "' has ended: its process gives back what it holds by closing it or exiting"));
+}
+
 absl::Status Session::CheckActive() const {
   if (state_ == SessionState::kActive) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("session ", Raw(id_), " is ", SessionStateName(state_), "; open a new one"));

@@ -139,6 +139,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // ---- State ----
 
   SessionState state() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Aborted from kEnded on: what is asked of it, or is to change, comes too late.
+  absl::Status CheckNotEnded() const ABSL_LOCKS_EXCLUDED(mu_);
   // Moves to `state`; never back towards kActive, but by Resume(). Returns false when that changed
   // nothing. kClosed wakes every slow call.
   bool Advance(SessionState state) ABSL_LOCKS_EXCLUDED(mu_);

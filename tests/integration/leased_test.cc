@@ -271,6 +271,12 @@ TEST_F(LeasedTest, OperatorsTrimLimitRecordAndLook) {
   Fill(kept, 3);
   EXPECT_TRUE(Holds(kept, 3));
   EXPECT_TRUE(WaitFor([&] { return log_->Has("the session has ended"); }));
+
+  // One answer, whatever an operator asks of it then.
+  constexpr char kHasEnded[] = "session 'operated' has ended: ";
+  EXPECT_STATUS(raw.TrimSession(Ref("operated")), absl::StatusCode::kAborted, kHasEnded);
+  EXPECT_STATUS(raw.GetSnapshot(Ref("operated"), 0), absl::StatusCode::kAborted, kHasEnded);
+  EXPECT_STATUS(raw.SetLimit(Ref("operated"), BytesLimit(20_MiB)), absl::StatusCode::kAborted, kHasEnded);
 }
 
 TEST_F(LeasedTest, ALargeSnapshotComesWhole) {
