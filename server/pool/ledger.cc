@@ -151,9 +151,8 @@ void Ledger::UnchargeUnowned(uint64_t bytes, const std::optional<ShareId>& share
 
 absl::Status Ledger::SetGuarantee(AccountState& account, uint64_t bytes) {
   if (bytes > account.limit_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("guarantee: ", FormatBytesExactly(bytes),
-                                                   " is above the session's limit of ",
-                                                   FormatBytesExactly(account.limit_bytes)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("guarantee: it would be above the session's limit of ", FormatBytesExactly(account.limit_bytes)));
   }
   const ShareStats before = GetShare(account.share);
   ShareStats after = before;

@@ -55,7 +55,7 @@ struct PoolStats {
   uint64_t outside_bytes = 0;       // of the capacity, what the driver does not have for it: see DriverMemory
   uint64_t free_bytes = 0;          // of the capacity, committed to nobody: held by nobody, or idle
   uint64_t held_back_bytes = 0;     // of these, kept for a request that has waited: see RequestQueue
-  uint64_t idle_bytes = 0;          // held from the driver, leased to nobody
+  uint64_t idle_bytes = 0;          // held from the driver, leased to nobody; also on its way back to the driver
   uint64_t reserved_bytes = 0;      // held from the driver: leased, quarantined, idle, being freed, or carried over
   uint64_t unfreed_bytes = 0;       // of these, what the driver has refused to take back, so far
   uint64_t segments = 0;            // leased

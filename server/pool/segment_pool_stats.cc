@@ -144,7 +144,7 @@ PoolStats SegmentPool::Stats() const {
           .outside_bytes = unowned.outside,
           .free_bytes = ledger.free_bytes(),
           .held_back_bytes = ledger.held_back_bytes(),
-          .idle_bytes = idle_.bytes(),
+          .idle_bytes = idle_.bytes() + driver.freeing_bytes,
           .reserved_bytes = FromDriverBy(driver).bytes + carried_over,
           .unfreed_bytes = driver.unfreed_bytes,
           .segments = leased_.size(),

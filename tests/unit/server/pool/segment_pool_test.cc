@@ -621,7 +621,7 @@ TEST_F(SegmentPoolTest, LeaseWaitsForFreesThatAreUnderWay) {
   std::thread decay([&] { EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 4_MiB); });
   gate.AwaitArrivals(1);
   EXPECT_EQ(Stats().reserved_bytes, 4_MiB) << "still held from the driver";
-  EXPECT_EQ(Stats().idle_bytes, 0u);
+  EXPECT_EQ(Stats().idle_bytes, 4_MiB) << "and by no session";
   std::thread lease([&] { Lease(kA, 2_MiB); });
   device_->AwaitRefusals(1);
   gate.Open();
@@ -815,8 +815,15 @@ TEST_F(SegmentPoolTest, WhatADeadProcessCouldOpenIsHandedToNobody) {
   pool_->CloseAccountOfGone(kA);
   EXPECT_EQ(Stats().quarantined_bytes, 2_MiB);
   EXPECT_EQ(Stats().idle_bytes, 4_MiB);
-  pool_->CheckQuarantine();
+  Gate& gate = device_->Hold(Call::kFree);
+  std::thread check([&] { pool_->CheckQuarantine(); });
+  gate.AwaitArrivals(1);
   EXPECT_EQ(Stats().quarantined_bytes, 0u);
+  EXPECT_EQ(Stats().idle_bytes, 6_MiB) << "reserved memory is somewhere, also on its way to the driver";
+  EXPECT_EQ(Stats().reserved_bytes, 6_MiB);
+  gate.Open();
+  check.join();
+  EXPECT_EQ(Stats().idle_bytes, 4_MiB);
   EXPECT_EQ(Stats().segment_frees, 1u) << "it went back to the driver";
   Open(kB);
   Lease(kB, 2_MiB);
