@@ -79,7 +79,7 @@ start_phase "Packages"
 ./deploy/packages.sh "$($all && echo ci || echo test)"
 echo "  all are installed"
 
-start_phase "Release build, warnings are errors"
+start_phase "Release build$([ "$judge" = ON ] && echo ", warnings are errors")"
 build ci
 start_phase "Release tests"
 run_tests ci
@@ -102,8 +102,8 @@ if [ "$judge" = ON ]; then
   tests/preload/roots/run.sh build/ci
   start_phase "Slurm"
   tests/slurm/run.sh build/ci
-  start_phase "Packages of bare Debian 12 and 13"
-  tests/platforms/run.sh --packages
+  start_phase "Bare Debian 13 and 12"
+  tests/platforms/run.sh
 else
   printf '\nLeft out: layout, lint, packages, containers, other Debians, Slurm. They are for Debian 12.\n'
 fi

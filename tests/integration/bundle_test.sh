@@ -16,6 +16,8 @@ cleanup() {
 trap cleanup EXIT
 say() { printf '\n== %s\n' "$*"; }
 fail() { printf '\nbundle_test: FAILED: %s\n' "$*" >&2; exit 1; }
+# names_folders GREP_ARGUMENTS: the files that name this machine's, not the same letters in another path.
+names_folders() { grep -rlP "(^|[\\s\"';:=]|-[IL])(\\Q$source_dir\\E|\\Q$work\\E)(/|[\\s\"';:]|$)" "$@"; }
 clean() { env -i PATH=/usr/bin:/bin "$@"; }
 
 say "Made, small enough, and the same when made again"
@@ -27,7 +29,7 @@ mkdir -p "$work/a place"
 tar -C "$work/a place" -xf "$work/bundle.tar.gz"
 bundle=$(echo "$work/a place"/vrambroker-*)
 sed -n '/^files:/,$p' "$bundle/MANIFEST" | tail -n +2 | (cd "$bundle" && sha256sum --check --quiet -) || fail "MANIFEST is wrong"
-if grep -rl -e "$source_dir" -e "$work" "$bundle" --include='*.sh' --include='*.py' --include=MANIFEST; then
+if names_folders "$bundle" --include='*.sh' --include='*.py' --include=MANIFEST; then
   fail "these files name folders of this machine"
 fi
 

@@ -86,6 +86,14 @@ for wrong in "--seconds" "--seconds ten" "--build-dir" "--build-dir /nonexistent
   says "^quickstart.sh: .*${wrong%% *}"
 done
 
+# A distribution without apt-get: what to install, and how to go on.
+mkdir "$work/bin"
+for tool in bash cut dirname; do ln -s "$(command -v $tool)" "$work/bin/"; done
+code=0
+PATH=$work/bin "$work/bin/bash" "$source_dir/deploy/packages.sh" programs > "$work/out" 2>&1 || code=$?
+[ $code = 1 ] || fail "packages.sh without apt-get: $code"
+says 'this system has no apt-get' && says '^cmake ninja-build .* libgrpc\+\+-dev ' && says 'cmake --build --preset release --target programs$'
+
 # Two at once: one of them finds the port of the metrics taken.
 "$work/tree/deploy/quickstart.sh" --build-dir "$build_dir" --seconds 1 > "$work/other" 2>&1 & other=$!
 "$work/tree/deploy/quickstart.sh" --build-dir "$build_dir" --seconds 1 > "$work/out" 2>&1 || fail "one of two at once"

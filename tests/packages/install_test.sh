@@ -25,7 +25,8 @@ say "Installed, and moved"
 cmake --install "$build_dir" --prefix "$work/first" > "$work/install.log"
 mv "$work/first" "$work/a place"
 prefix="$work/a place"
-if grep -rlF -e "$source_dir" -e "$work" "$prefix/lib/cmake" "$prefix/lib/pkgconfig" "$prefix/include"; then
+# Not the same letters in another path.
+if grep -rlP "(^|[\\s\"';:=]|-[IL])(\\Q$source_dir\\E|\\Q$work\\E)(/|[\\s\"';:]|$)" "$prefix/lib/cmake" "$prefix/lib/pkgconfig" "$prefix/include"; then
   fail "these files name folders of this machine"
 fi
 grep -qx "ExecStart=\"$work/first/bin/vrambrokerd\" \"--config=$work/first/etc/vrambroker/vrambroker.textproto\"" \

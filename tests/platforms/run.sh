@@ -61,6 +61,7 @@ for suite; do
     says '^  [0-9]+ of [0-9]+ steps after '
     says '^All checks passed'
     if grep -i 'warning' "$work/$suite/vrambroker/build/release/quickstart.log"; then fail "$suite: warnings"; fi
+    in_root "$suite" cmake --install build/release --prefix /opt/vrambroker
     for unwanted in npm nodejs clang git; do
       if chroot "$work/$suite" dpkg-query -W "$unwanted" > /dev/null 2>&1; then fail "$suite: it installs $unwanted"; fi
     done
