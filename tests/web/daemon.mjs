@@ -67,14 +67,15 @@ class Client {
 
 export class Daemon {
   // `build`: the folder of the build. Resolves when it serves.
-  static async start(build, flags) {
+  static async start(build, flags, moreConfig = '') {
     const daemon = new Daemon();
     daemon.build = build;
     daemon.dir = mkdtempSync(path.join(tmpdir(), 'vrambroker-web.'));
     daemon.children = [];
     const config = path.join(daemon.dir, 'config.textproto');
     // Figures that are compared seconds apart stay, and clients may be slow.
-    writeFileSync(config, 'idle_decay: "1h" client_timeout: "20s" reclaim_timeout: "20s" drain_timeout: "10m"\n');
+    writeFileSync(config,
+      `idle_decay: "1h" client_timeout: "20s" reclaim_timeout: "20s" drain_timeout: "10m"\n${moreConfig}`);
     daemon.environment = {...process.env, VRAMBROKER_SOCKET_DIR: daemon.dir};
     daemon.log = '';
     daemon.process = daemon.spawn('server/vrambrokerd',

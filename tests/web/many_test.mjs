@@ -607,6 +607,32 @@ async function words(browser, daemon) {
   await page.close();
 }
 
+// Several devices: a card for each, whole at each size, and one of them chosen for the map, the table and the chart.
+async function severalDevices(browser, daemon, count) {
+  for (const viewport of [LAPTOP, PHONE_390, WIDE]) {
+    const where = `${count} devices, ${viewport.width} x ${viewport.height}`;
+    const page = await Page.open(browser, daemon.url, {viewport});
+    const {tab} = page;
+    await waitFor('the rows', async () => (await page.rows()).length === 2);
+    const cards = tab.locator('#devices .device');
+    assert.equal(await cards.count(), count, where);
+    await expectFullCards(page, where);
+    await expectAccessible(page, where);
+    const cut = await tab.evaluate(() => [...document.querySelectorAll('#devices .device *')]
+      .filter((element) => element.checkVisibility() && element.getBoundingClientRect().right > innerWidth).length);
+    assert.equal(cut, 0, where);
+    assert.match(await cards.nth(0).innerText(), /reserved\n64\.00 MiB/, where);
+    assert.match(await cards.nth(2).innerText(), /reserved\n32\.00 MiB/, where);
+    const reserved = async (name) => (await page.rows()).find((row) => row.name === name).reserved;
+    assert.deepEqual([await reserved('on-first'), await reserved('on-third')], ['64.00 MiB', '0 B'], where);
+    await cards.nth(2).getByRole('button', {name: 'Show'}).click();
+    await waitFor('the other device', async () => await reserved('on-third') === '32.00 MiB' && await reserved('on-first') === '0 B');
+    await waitFor('its map', async () => /32\.00 MiB/.test(await tab.locator('#map-summary').textContent()));
+    assert.match(tab.url(), /[#&]device=2(&|$)/, where);
+    await page.close();
+  }
+}
+
 let daemon = null;
 try {
   await withBrowser(async (browser, step) => {
@@ -625,6 +651,12 @@ try {
       }
       daemon.stop();
     }
+    daemon = await Daemon.start(build, ['--capacity=256MiB'], 'host_devices: 4\n');
+    for (const [name, size, device] of [['on-first', '64MiB', 0], ['on-third', '32MiB', 2]]) {
+      daemon.spawn('client/vramctl', ['hold', size, `--device=${device}`, `--name=${name}`]);
+    }
+    await step('several devices', () => severalDevices(browser, daemon, 4));
+    daemon.stop();
     daemon = await Daemon.start(build, ['--capacity=16GiB']);
     const clients = await start(daemon, MANY);
     await step(`layout, ${MANY}`, () => layout(browser, daemon, MANY));
