@@ -12,6 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "allocator/base/nearest_word.h"
 #include "allocator/base/version.h"
 
@@ -209,7 +211,11 @@ std::string TextOf(const CLI::ParseError& error) {
   if (error.get_name() == "ArgumentMismatch" && absl::StrContains(text, " required ")) {
     return absl::StrCat(text.substr(0, text.find(':')), " needs a value");
   }
-  return absl::StrReplaceAll(text, {{"Could not convert: ", "cannot read "}});
+  const std::pair<absl::string_view, absl::string_view> option_and_value =
+      absl::StrSplit(text, absl::MaxSplits(" = ", 1));
+  absl::string_view option = option_and_value.first;
+  if (!absl::ConsumePrefix(&option, "Could not convert: ")) return text;
+  return absl::StrCat(option, ": '", option_and_value.second, "' is not a number in its range");
 }
 
 std::vector<std::string> CommandNames(const CLI::App& app) {

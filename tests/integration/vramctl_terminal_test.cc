@@ -444,7 +444,7 @@ TEST_F(TopChangesTest, TrimsAndEnds) {
   EXPECT_FALSE(SessionNamed("trainer").is_null());
   top->Press("E");
   top->Press("y");
-  EXPECT_TRUE(top->Shows("): ended; 30.00 MiB stay charged until its process closes them or exits"));
+  EXPECT_TRUE(top->Shows("): ended; 30.00 MiB stays charged until its process closes it or exits"));
   EXPECT_TRUE(SessionNamed("trainer").is_null());
   top->Press("q");
   EXPECT_EQ(top->End(), "exit=0 plain");
@@ -548,7 +548,7 @@ TEST_F(TopChangesTest, EndsASessionWhoseClientDoesNotAnswer) {
   top->Press("E");
   ASSERT_TRUE(top->Shows("y/N"));
   top->Press("y");
-  EXPECT_TRUE(top->Shows("): ended; 20.00 MiB stay charged"));
+  EXPECT_TRUE(top->Shows("): ended; 20.00 MiB stays charged"));
   top->Press("q");
   EXPECT_EQ(top->End(), "exit=0 plain");
   silent.process().Signal(SIGCONT);

@@ -208,7 +208,7 @@ TEST_F(VramctlTest, LimitTrimAndEnd) {
   EXPECT_TRUE(StrContains(Ctl({"sessions"}).out, "ended") && !StrContains(Ctl({"sessions"}).out, "over limit"));
   const RunResult again = Ctl({"end", "trainer"});
   EXPECT_EQ(again.exit_code, 0);
-  EXPECT_TRUE(StrContains(again.out, "32.00 MiB stay charged")) << again.out;
+  EXPECT_TRUE(StrContains(again.out, "32.00 MiB stays charged")) << again.out;
   EXPECT_TRUE(WaitFor([&] { return !client.Call("status").ok(); })) << "the client is told";
   EXPECT_STATUS(client.Call("alloc 1"), absl::StatusCode::kAborted, "operator");
 }

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
 #include "allocator/base/names.h"
@@ -127,7 +128,10 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
     const uint64_t one = 1;
     if (absl::IsAborted(why)) (void)!write(ended.get(), &one, sizeof one);
   };
-  options.log = [](const std::string& line) { std::fprintf(stderr, "vramctl: %s\n", line.c_str()); };
+  options.log = [](const std::string& line) {
+    // Hold() returns that the session has ended.
+    if (!absl::StrContains(line, "the session has ended")) std::fprintf(stderr, "vramctl: %s\n", line.c_str());
+  };
 
   std::optional<WaitingNotice> notice;
   if (!context.json) notice.emplace(context.timeout);

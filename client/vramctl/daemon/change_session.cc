@@ -107,7 +107,7 @@ struct Change {
     if (!status.ok()) return status;
     return ChangeResult{.name = {},
                         .lines = {absl::StrCat("ended; ", FormatBytes(response.quarantined_bytes()),
-                                               " stay charged until its process closes them or exits")},
+                                               " stays charged until its process closes it or exits")},
                         .json = {{"quarantined_bytes", response.quarantined_bytes()}}};
   }
 };

@@ -26,7 +26,7 @@ std::string AskedFor(const Limit& asked, uint64_t granted_bytes, uint64_t capaci
   return absl::StrCat(" (asked for ", FormatBytes(bytes), "; ",
                       granted_bytes >= capacity_bytes
                           ? absl::StrCat("the device's capacity is ", FormatBytes(capacity_bytes))
-                          : std::string("the daemon's policy, or the claim, allows no more"),
+                          : std::string("the daemon's policy, the claim or an operator allows no more"),
                       ")");
 }
 

@@ -556,13 +556,14 @@ std::string TopView::Write(int columns) {
   constexpr int kAll = std::numeric_limits<int>::max() / 2;
   std::vector<Line> lines = Head(kAll, columns);
   for (Line& line : TableLines(kAll, columns)) lines.push_back(std::move(line));
-  lines.push_back(RefusalLine(columns));
   std::string text;
   for (Line& line : lines) {
     std::string one = Render(Clip(std::move(line), columns), /*colour=*/false);
     absl::StripTrailingAsciiWhitespace(&one);
     absl::StrAppend(&text, one, "\n");
   }
+  // Whole: its end says what to do.
+  absl::StrAppend(&text, Render(RefusalLine(kAll), /*colour=*/false), "\n");
   return text;
 }
 

@@ -592,12 +592,12 @@ TEST_F(TopQuestionTest, EndAsksAndNamesTheSession) {
   EXPECT_TRUE(std::holds_alternative<EndChange>(order->change));
   EXPECT_FALSE(view_.TakeOrder().has_value());  // once
   EXPECT_THAT(Shown(), HasSubstr("End session server (id 2, uid 7): waiting for the daemon"));
-  view_.SetResult(std::vector<std::string>{"ended; 30.00 MiB stay charged"});
-  EXPECT_THAT(Shown(), HasSubstr("server (id 2): ended; 30.00 MiB stay charged"));
+  view_.SetResult(std::vector<std::string>{"ended; 30.00 MiB stays charged"});
+  EXPECT_THAT(Shown(), HasSubstr("server (id 2): ended; 30.00 MiB stays charged"));
   view_.SetData(data_);
-  EXPECT_THAT(Shown(), HasSubstr("stay charged"));
+  EXPECT_THAT(Shown(), HasSubstr("stays charged"));
   Press(kKeyEscape);
-  EXPECT_THAT(Shown(), Not(HasSubstr("stay charged")));
+  EXPECT_THAT(Shown(), Not(HasSubstr("stays charged")));
 }
 
 TEST_F(TopQuestionTest, OnlyYesActs) {
