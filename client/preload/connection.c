@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -77,6 +78,9 @@ void connection_close(struct connection* connection) {
   if (connection_is_ours(connection)) close(connection->descriptor);
   connection->is_open = 0;
 }
+
+_Static_assert(offsetof(struct vrambroker_count_request, guarantee_kind) == VRAMBROKER_COUNT_SHORT_REQUEST_BYTES,
+               "an older daemon's packets");
 
 static int exchange(struct connection* connection, const struct vrambroker_count_request* request, uint64_t timeout_ms,
                     struct vrambroker_count_answer* answer) {

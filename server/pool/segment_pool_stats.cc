@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "allocator/heap/size_class.h"
+#include "server/base/saturating.h"
 #include "server/pool/segment_pool.h"
 
 namespace vrambroker {
@@ -144,7 +145,8 @@ PoolStats SegmentPool::Stats() const {
           .outside_bytes = unowned.outside,
           .free_bytes = ledger.free_bytes(),
           .held_back_bytes = ledger.held_back_bytes(),
-          .idle_bytes = idle_.bytes() + driver.freeing_bytes,
+          // Without those on their way to the driver that sessions are charged for as what takes their place.
+          .idle_bytes = idle_.bytes() + SaturatingSub(driver.freeing_bytes, driver.obtaining_bytes),
           .reserved_bytes = FromDriverBy(driver).bytes + carried_over,
           .unfreed_bytes = driver.unfreed_bytes,
           .segments = leased_.size(),

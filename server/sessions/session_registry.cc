@@ -157,8 +157,8 @@ absl::StatusOr<SessionPtr> SessionRegistry::Find(const SessionRef& ref) const {
   if (const auto* id = std::get_if<SessionId>(&ref)) {
     SessionPtr found = ById(*id);
     if (found != nullptr) return found;
-    return absl::NotFoundError(HasEnded(*id) ? absl::StrCat("session ", Raw(*id), " has ended")
-                                             : absl::StrCat("no session has the id ", Raw(*id)));
+    return absl::NotFoundError(HasEnded(*id) ? absl::StrCat("session_id: session ", Raw(*id), " has ended")
+                                             : absl::StrCat("session_id: no session ", Raw(*id)));
   }
   const auto& either = std::get<IdOrName>(ref);
   SessionPtr by_id = ById(either.id);

@@ -125,6 +125,23 @@ TEST_F(RunTest, AProgramWithTheLibraryUsesTheClaimAlone) {
   EXPECT_EQ(exit_code, 0);
 }
 
+TEST_F(RunTest, AGuaranteeOfTheEnvironmentDoesNotCountInAClaim) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  const auto run = [&](const Arguments& flags) {
+    return RunProgram(RunCommand(flags, {"/bin/sh", "-c", "printenv VRAMBROKER_GUARANTEE"}),
+                      environment_ + Environment{{"VRAMBROKER_GUARANTEE", "2MiB"}});
+  };
+  RunResult result = run({});
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err,
+              HasSubstr("VRAMBROKER_GUARANTEE does not count in a claim, which may have one (--guarantee)\n"));
+  result = run({"--guarantee=8MiB"});
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, Not(HasSubstr("VRAMBROKER_GUARANTEE")));
+  result = run({"--per-process"});
+  EXPECT_EQ(result.out, "2MiB\n") << "each process has its own";
+}
+
 TEST_F(RunTest, SessionsOfItsProcessesShareTheLimit) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_OK_AND_ASSIGN(const auto running, StartShell("echo $VRAMBROKER_SOCKET_DIR; read line", {"--limit=64MiB"}));

@@ -102,10 +102,11 @@ void PlayedDaemon::Run() {
 }
 
 void PlayedDaemon::Serve(int connection) {
-  Request request;
+  Request request = {};
   std::optional<std::string> reply;
   bool hang_up = false;
-  if (recv(connection, &request, sizeof request, MSG_DONTWAIT) != static_cast<ssize_t>(sizeof request)) {
+  const ssize_t size = recv(connection, &request, sizeof request, MSG_DONTWAIT);
+  if (size != static_cast<ssize_t>(sizeof request) && size != VRAMBROKER_COUNT_SHORT_REQUEST_BYTES) {
     hang_up = true;
   } else {
     const std::lock_guard<std::mutex> lock(mu_);

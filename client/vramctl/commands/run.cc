@@ -259,7 +259,15 @@ absl::Status RunProgram(const Context& context) {
   } else if (!flags.limit.empty()) {
     variables.Set("VRAMBROKER_LIMIT", LimitVariable(flags.limit));
   }
-  if (!flags.guarantee.empty()) variables.Remove("VRAMBROKER_GUARANTEE");  // the claim has it
+  if (const char* const guarantee = std::getenv("VRAMBROKER_GUARANTEE");
+      !claim.name().empty() && guarantee != nullptr) {
+    // Sessions of a claim have no guarantee of their own.
+    if (*guarantee != '\0' && flags.guarantee.empty()) {
+      std::fprintf(stderr, "vramctl: VRAMBROKER_GUARANTEE does not count in a claim, which may have one (%s)\n",
+                   is_made ? "--guarantee" : "vramctl claim set --guarantee");
+    }
+    variables.Remove("VRAMBROKER_GUARANTEE");
+  }
   if (!flags.wait.empty()) {
     variables.Set("VRAMBROKER_WAIT", absl::StrCat(ParseWait("--wait", flags.wait).value(), "ms"));
   }

@@ -7,7 +7,6 @@
 #ifndef VRAMBROKER_PROTO_COUNT_SOCKET_H_
 #define VRAMBROKER_PROTO_COUNT_SOCKET_H_
 
-#include <stddef.h>
 #include <stdint.h>
 
 #define VRAMBROKER_COUNT_SOCKET "vram-count.sock" /* in the socket directory, and in a claim's */
@@ -52,7 +51,7 @@ struct vrambroker_count_request {
   double guarantee_fraction;
 };
 
-#define VRAMBROKER_COUNT_SHORT_REQUEST_BYTES offsetof(struct vrambroker_count_request, guarantee_kind)
+#define VRAMBROKER_COUNT_SHORT_REQUEST_BYTES 192 /* without the last fields */
 
 /* The daemon's answer. `code` is a gRPC status code; 0: OK. */
 struct vrambroker_count_answer {
