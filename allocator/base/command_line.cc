@@ -207,7 +207,7 @@ std::vector<std::string> SpellOptions(const CLI::App& app, const std::vector<std
 }
 
 std::string TextOf(const CLI::ParseError& error) {
-  const std::string text = error.what();
+  std::string text = error.what();
   if (error.get_name() == "ArgumentMismatch" && absl::StrContains(text, " required ")) {
     return absl::StrCat(text.substr(0, text.find(':')), " needs a value");
   }

@@ -145,7 +145,7 @@ PoolStats SegmentPool::Stats() const {
           .outside_bytes = unowned.outside,
           .free_bytes = ledger.free_bytes(),
           .held_back_bytes = ledger.held_back_bytes(),
-          // Without those on their way to the driver that sessions are charged for as what takes their place.
+          // Segments on their way to the driver count, but where a session is charged for what takes their place.
           .idle_bytes = idle_.bytes() + SaturatingSub(driver.freeing_bytes, driver.obtaining_bytes),
           .reserved_bytes = FromDriverBy(driver).bytes + carried_over,
           .unfreed_bytes = driver.unfreed_bytes,

@@ -38,7 +38,7 @@ void PutText(absl::string_view text, char (&array)[kSize]) {
   std::copy_n(text.data(), size, array);  // an empty text may have no address
 }
 
-// `field`: its name in the packet, without _kind.
+// The limit or guarantee `field` of a packet.
 absl::StatusOr<std::optional<Limit>> LimitOf(absl::string_view field, uint32_t kind, uint64_t bytes, double fraction) {
   switch (kind) {
     case VRAMBROKER_COUNT_LIMIT_NONE:

@@ -16,7 +16,7 @@ cleanup() {
 trap cleanup EXIT
 say() { printf '\n== %s\n' "$*"; }
 fail() { printf '\nbundle_test: FAILED: %s\n' "$*" >&2; exit 1; }
-# names_folders GREP_ARGUMENTS: the files that name this machine's, not the same letters in another path.
+# names_folders GREP_ARGUMENTS: files that name folders of this machine. The same letters may be a part of other paths.
 names_folders() { grep -rlP "(^|[\\s\"';:=]|-[IL])(\\Q$source_dir\\E|\\Q$work\\E)(/|[\\s\"';:]|$)" "$@"; }
 clean() { env -i PATH=/usr/bin:/bin "$@"; }
 

@@ -25,7 +25,7 @@ say "Installed, and moved"
 cmake --install "$build_dir" --prefix "$work/first" > "$work/install.log"
 mv "$work/first" "$work/a place"
 prefix="$work/a place"
-# Not the same letters in another path.
+# Finds whole paths: the same letters may be a part of others.
 if grep -rlP "(^|[\\s\"';:=]|-[IL])(\\Q$source_dir\\E|\\Q$work\\E)(/|[\\s\"';:]|$)" "$prefix/lib/cmake" "$prefix/lib/pkgconfig" "$prefix/include"; then
   fail "these files name folders of this machine"
 fi

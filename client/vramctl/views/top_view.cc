@@ -562,7 +562,7 @@ std::string TopView::Write(int columns) {
     absl::StripTrailingAsciiWhitespace(&one);
     absl::StrAppend(&text, one, "\n");
   }
-  // Whole: its end says what to do.
+  // The refusal stays whole, since its end says what to do.
   absl::StrAppend(&text, Render(RefusalLine(kAll), /*colour=*/false), "\n");
   return text;
 }

@@ -51,7 +51,7 @@ struct NameService {
 
 class UserNamesTest : public ::testing::Test {
  protected:
-  // What a thread that outlives the test may use.
+  // Shared, since a lookup may outlive the test.
   const std::shared_ptr<NameService> service_ = std::make_shared<NameService>();
   SteadyTime now_{std::chrono::hours(1)};
   std::shared_ptr<UserNames> names_ = std::make_shared<UserNames>(
