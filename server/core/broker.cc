@@ -4,8 +4,10 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -461,7 +463,7 @@ void Broker::SetPolicy(const std::shared_ptr<const Policy>& policy) {
 
 absl::StatusOr<PolicySubject> Broker::SubjectOf(const Caller& caller, const std::optional<std::string>& session_name) {
   PolicySubject subject{.uid = caller.uid, .gids = {caller.gid}, .session_name = session_name};
-  subject.gids.insert(subject.gids.end(), caller.groups.begin(), caller.groups.end());
+  absl::c_copy_if(caller.groups, std::back_inserter(subject.gids), [&](gid_t group) { return group != caller.gid; });
   subject.cgroup = CgroupOf(caller.pid);
   if (HasEnded(*caller.pidfd)) return absl::UnauthenticatedError("the process that made the connection is gone");
   return subject;

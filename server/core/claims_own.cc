@@ -72,7 +72,7 @@ absl::Status Claims::BoundOwn(const ClaimAsker& asker, ClaimTerms& terms) const 
 absl::Status Claims::CheckOwnName(const std::string& name, uid_t uid) {
   const std::string start = absl::StrCat("u", uid, ".");
   if (absl::StartsWith(name, start) && name.size() > start.size()) return absl::OkStatus();
-  return TakesAdmin("name", absl::StrCat("that of a claim of one's own begins with ", start));
+  return TakesAdmin("name", absl::StrCat("a claim of one's own is called ", start, "NAME"));
 }
 
 absl::Status Claims::CheckOwnNumber(const ClaimAsker& asker) const {

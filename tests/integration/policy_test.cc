@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -93,6 +94,8 @@ TEST_F(PolicyTest, ExplainSaysWhichRuleAndWhy) {
   Begin(kRules);
   const Json self = CtlJson({"policy", "explain"});
   EXPECT_EQ(self["uid"], geteuid());
+  const auto gids = self["gids"].get<std::vector<gid_t>>();
+  EXPECT_EQ(std::set<gid_t>(gids.begin(), gids.end()).size(), gids.size()) << "each once: " << self["gids"];
   EXPECT_EQ(self["rule"], "");
   EXPECT_EQ(self["limit"]["fraction"], 0.25);
   EXPECT_EQ(self["name"], nullptr);

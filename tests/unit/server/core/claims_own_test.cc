@@ -126,7 +126,7 @@ TEST_F(OwnClaimsTest, WhomTheRuleBoundsOtherwiseMakesNone) {
 
 TEST_F(OwnClaimsTest, OnlyNamesOfItsOwnAndNotTooMany) {
   for (const char* name : {"team", "u1000", "u1000.", "u10001.a", "u100.a", "u0.a", "uid:1000"}) {
-    EXPECT_THAT(WhyDenied(CreateOwn(name).status()), HasSubstr("begins with u1000.")) << name;
+    EXPECT_THAT(WhyDenied(CreateOwn(name).status()), HasSubstr("a claim of one's own is called u1000.NAME")) << name;
   }
   for (const char* name : {"u1000.a", "u1000.b", "u1000.c"}) EXPECT_TRUE(CreateOwn(name).ok());
   EXPECT_TRUE(absl::IsAlreadyExists(CreateOwn("u1000.a").status()));
