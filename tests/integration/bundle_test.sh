@@ -153,7 +153,14 @@ int main() {
 END
 c++ -O1 -shared -fPIC "$work/numbers.cc" -o "$work/libnumbers.so"
 c++ -O1 -I "$bundle/include" "$work/program.cc" "$work/numbers.cc" -L "$bundle/lib" -lvrambroker -Wl,-rpath,"$bundle/lib" -o "$work/program"
+printf '#include <iostream>\nextern "C" int numbers();\nint main() { std::cout << "plain\\n"; return numbers(); }\n' > "$work/plain.cc"
+c++ -O1 "$work/plain.cc" "$work/numbers.cc" -o "$work/plain"
 for libraries in "" "$work/old"; do
+  # Programs of gcc 13 and newer do not start with an older libstdc++ either.
+  if ! LD_LIBRARY_PATH=$libraries "$work/plain" 2> /dev/null; then
+    echo "not run: programs of this compiler need the newer libstdc++"
+    continue
+  fi
   env -i VRAMBROKER_SOCKET_DIR="$work/run" LD_LIBRARY_PATH="$libraries" "$work/program" || fail "the C++ program failed (LD_LIBRARY_PATH=$libraries)"
 done
 
