@@ -482,8 +482,7 @@ TEST_F(RunAsUserTest, AUserRunsProgramsWithinItsRule) {
   EXPECT_THAT(RunAs({}, "echo never").err, HasSubstr("the most that max_claims_per_uid allows"));
   EXPECT_EQ(CtlJson({"claim", "show", "u65534.b"})["claim"]["devices"][0]["limit_bytes"], 64_MiB);
   EXPECT_EQ(CtlJson({"claim", "show", "u65534.b"})["claim"]["own"], true);
-  EXPECT_THAT(CtlAs({"claim", "create", "team"}).err,
-              HasSubstr("name: a claim of one's own is called u65534.NAME;"));
+  EXPECT_THAT(CtlAs({"claim", "create", "team"}).err, HasSubstr("name: a claim of one's own is called u65534.NAME;"));
   EXPECT_THAT(CtlAs({"claim", "set", "u65534.a", "--limit=0.9"}).err, HasSubstr("limit: "));
   EXPECT_EQ(CtlAs({"claim", "set", "u65534.a", "--limit=32MiB"}).exit_code, 0);
   ASSERT_EQ(Ctl({"claim", "create", "team", "--owner=65534"}).exit_code, 0);
