@@ -51,7 +51,7 @@ absl::StatusOr<uint64_t> ChooseCapacity(Device& device, const Config& config, Sa
     if (capacity == 0) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "nothing is left of device ", properties.ordinal, ": ", FormatBytes(*free), " of its ",
-          FormatBytes(properties.total_bytes), " are free, and headroom is ", FormatBytes(config.headroom_bytes),
+          FormatBytes(properties.total_bytes), " is free, and headroom is ", FormatBytes(config.headroom_bytes),
           "; other programs use it (nvidia-smi), or set headroom or capacity"));
     }
   }

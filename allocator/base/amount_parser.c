@@ -50,7 +50,7 @@ struct kind {
 static const struct kind size_kind = {"a size", "write 512MiB, 8GiB (or 8G), 24GB (10^9) or plain bytes"};
 static const struct kind share_kind = {"a share", "write 0.4 or 40%"};
 static const struct kind limit_kind = {"a share or a size", "write 0.4, 40%, 512MiB, 8GiB (or 8G) or plain bytes"};
-static const struct kind duration_kind = {"a duration", "write 500ms, 30s, 10m, 2h or 1h30m"};
+static const struct kind duration_kind = {"a duration", "write 500ms, 30s, 10m or 1h"};
 
 static const char too_large[] = "it does not fit in 64 bits";
 static const char too_much[] = "a share is at most 1.0, or 100%";
@@ -168,7 +168,7 @@ static const char* read_size(struct span text, uint64_t* bytes) {
   if (wrong != NULL) return wrong;
   skip_spaces(&text);
   if (text.at == text.end) {
-    if (!has_only_zeros(number.decimals)) return "it has a fraction, and no unit";
+    if (number.has_point) return "it has a fraction, and no unit";
     return multiply(&number, 1, bytes);
   }
   if (*text.at == '%') return "it is a share, and a size is needed";

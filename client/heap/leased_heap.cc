@@ -155,7 +155,7 @@ absl::Status LeasedHeap::ExplainRefusal(const absl::Status& refusal, uint64_t re
   oom.set_room_bytes(room);
   oom.set_explanation(absl::StrCat(
       "the memory fraction that this process has set allows it ", FormatBytesExactly(oom.limit_bytes()),
-      " of the device: of these ", FormatBytes(room), " are left",
+      " of the device: of this ", FormatBytes(room), " is left",
       growing > 0 ? absl::StrCat(" beside ", FormatBytes(growing), " that other threads are waiting for") : "",
       ", and the request needs a segment of ", FormatBytes(fit.segment_bytes)));
   oom.set_advice("Set a larger memory fraction, or free some of this session's memory.");

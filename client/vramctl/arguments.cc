@@ -70,6 +70,10 @@ absl::Status CheckText(const CLI::App& app) {
     const std::string name = option->get_positional() ? type : option->get_name();
     for (const std::string& value : option->results()) {
       if (!IsUtf8(value)) return absl::InvalidArgumentError(absl::StrCat(name, ": the text is not UTF-8"));
+      // As "$LIMIT" of a script that has not set it.
+      if (value.empty() && (type == "LIMIT" || type == "GUARANTEE" || type == "DURATION")) {
+        return absl::InvalidArgumentError(absl::StrCat(name, ": it is empty"));
+      }
       if (value.size() > kMostCharacters) {
         return absl::InvalidArgumentError(
             absl::StrCat(name, ": ", value.size(), " characters; at most ", kMostCharacters, " are allowed"));
@@ -224,7 +228,8 @@ void CommandLine::AddCommandsThatShow() {
                             [this] { return Top(context_); });
   top->footer(kWords);
   top->add_option("--interval", context_.interval, "Seconds between two updates, 0.1 to 3600. Default: 1.")
-      ->type_name("SECONDS");
+      ->type_name("SECONDS")
+      ->transform(InSeconds);
   CLI::Option* const batch =
       top->add_flag("-b,--batch", context_.batch, "Write as text, without a terminal, and end: for pipes and files.")
           ->disable_flag_override();

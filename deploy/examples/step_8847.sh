@@ -21,7 +21,8 @@ while [ $# -gt 0 ]; do
 done
 daemon=$build_dir/server/vrambrokerd vramctl=$build_dir/client/vramctl job=$build_dir/deploy/vrambroker-step-8847
 rules=deploy/prometheus/vrambroker.rules.yml
-for program in "$daemon" "$vramctl" "$job" "$(command -v curl || echo curl)"; do
+command -v curl > /dev/null || { echo "step_8847.sh: needs curl; install it" >&2; exit 2; }
+for program in "$daemon" "$vramctl" "$job"; do
   [ -x "$program" ] || { echo "step_8847.sh: no $program; build or install it first, or see --build-dir" >&2; exit 2; }
 done
 

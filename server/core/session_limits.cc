@@ -138,7 +138,8 @@ void SessionLimits::KeepGuarantee(const SessionPtr& session, const std::optional
             absl::StrCat("guarantee: ", FormatBytesExactly(wanted), " of device ", pool->properties().ordinal,
                          "; the policy allows ", FormatBytesExactly(most),
                          session->terms().claim_id.has_value() ? "; a claim's guarantee is for all of its sessions"
-                                                               : " (vramctl policy explain)")));
+                                                               : " (vramctl policy explain); an operator can give a "
+                                                                 "running session more (vramctl guarantee)")));
       }
     }
   }

@@ -33,7 +33,7 @@ std::string WholeMib(uint64_t bytes) {
 std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
   if (report.kept_free_bytes >= missing) {
     return absl::StrCat("lower other sessions' guarantees, for which ", FormatBytes(report.kept_free_bytes),
-                        " are kept free");
+                        " is kept free");
   }
   const uint64_t left = report.left_behind_bytes;
   if (left >= missing) {
@@ -175,7 +175,9 @@ std::string AdviceOnLimit(const OomReport& report) {
                         ": a higher limit alone would not help, since ", OnlySpare(report), ".");
   }
   return is_never_enough
-             ? "Raise the session's limit (vramctl limit) or ask for less: the limit could never hold this request."
+             ? "Raise the session's limit (vramctl limit), start it with a higher one, or ask for less: the limit "
+               "could "
+               "never hold this request."
              : absl::StrCat(
                    "Raise the session's limit (vramctl limit) or free some of this session's memory: the device "
                    "has ",
@@ -259,8 +261,9 @@ std::string AdviceOnCapacity(const OomReport& report) {
                         FormatBytes(room), " should be free, but the driver did not have that much.");
   }
   if (report.available_bytes >= report.segment_bytes) {
-    return absl::StrCat("Wait, or lower other sessions' guarantees: ", FormatBytes(report.kept_free_bytes),
-                        " of the free memory is kept for them.");
+    return absl::StrCat(
+        "Try again once other sessions have ended, or lower other sessions' guarantees (vramctl guarantee): ",
+        FormatBytes(report.kept_free_bytes), " of the free memory is kept for them.");
   }
   if (!report.names_others)
     return "Return free segments and try again; if the request is refused, the error names the largest holders.";

@@ -129,6 +129,12 @@ std::string ExplainLimit(const OomReport& report) {
   if (IsShareLimit(report)) {
     const std::string used = FormatBytesExactly(report.share_used_bytes);
     const std::string limit = FormatBytesExactly(report.share_limit_bytes);
+    if (report.share_used_bytes == 0) {
+      return absl::StrCat(NeedsSegment(report), ", but ",
+                          report.claim.empty() ? "user_limit allows this user's sessions "
+                                               : absl::StrCat("the sessions of claim ", report.claim, " may have "),
+                          limit, " together");
+    }
     return absl::StrCat(NeedsSegment(report), ", but ",
                         report.claim.empty() ? absl::StrCat("this user's sessions already have ", used, " of the ",
                                                             limit, " that user_limit allows them together")
@@ -150,12 +156,13 @@ std::string ExplainCause(const OomReport& report) {
     case OomCause::kLimit:
       return ExplainLimit(report);
     case OomCause::kCapacity:
-      return absl::StrCat(NeedsSegment(report), ", but only ", FormatBytesExactly(report.available_bytes),
+      return absl::StrCat(NeedsSegment(report), ", but only ",
+                          FormatBytesExactly(SaturatingSub(report.available_bytes, report.kept_free_bytes)),
                           " of the device's ", FormatBytesExactly(report.capacity_bytes), " is left",
                           report.kept_free_bytes == 0
                               ? ""
-                              : absl::StrCat(", of which ", FormatBytesExactly(report.kept_free_bytes),
-                                             " is kept for other sessions' guarantees"));
+                              : absl::StrCat(", and ", FormatBytesExactly(report.kept_free_bytes),
+                                             " more is kept for other sessions' guarantees"));
     case OomCause::kFragmentation:
       return ExplainFragmentation(report);
     case OomCause::kLargerThanDevice:

@@ -190,7 +190,7 @@ absl::StatusOr<SessionPtr> AdminService::FindForSnapshots(const absl::StatusOr<A
   absl::StatusOr<SessionPtr> session = Find(ref);
   const Rights& rights = asker->terms.rights;
   if (session.ok() && !rights.admin && !asker->IsUserOf(**session)) {
-    return absl::PermissionDeniedError("the session belongs to another user");
+    return absl::PermissionDeniedError("the session belongs to another user: to look into it takes the right ADMIN");
   }
   // What others' sessions are named is for observers.
   if (absl::IsInvalidArgument(session.status()) && !ref.or_name().empty() && !rights.admin && !rights.observer) {

@@ -162,6 +162,9 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
            {{"status", "--format"}, "--format needs a value; see vramctl status --help"},
            {{"status", "--format=xml"}, "--format: "},
            {{"hold", "1MiB", "--name", "--limit", "0.5"}, "--name needs a value before --limit; see vramctl --help"},
+           {{"hold", "1MiB", "--limit="}, "--limit: it is empty"},
+           {{"hold", "1.0"}, "'1.0' is not a size: it has a fraction, and no unit"},
+           {{"run", "--wait", "", "--", "true"}, "--wait: it is empty"},
            {{"hold", "1MiB", "--device=first"},
             "--device: 'first' is not a number in its range; see vramctl hold --help"}}) {
     const RunResult result = Vramctl(arguments);

@@ -110,7 +110,7 @@ TEST_P(ExplainedTest, WithoutALimitAGuaranteeIsToBlame) {
     EXPECT_STREQ(OutOfMemoryCauseName(oom->cause), OutOfMemoryCauseName(param.cause)) << param.bytes;
     EXPECT_TRUE(StrContains(oom->advice, param.advice)) << param.bytes << ": " << oom->advice;
     if (param.cause != OutOfMemory::Cause::kCapacity) continue;
-    EXPECT_TRUE(StrContains(oom->explanation, "of which 300.00 MiB is kept for other sessions' guarantees"))
+    EXPECT_TRUE(StrContains(oom->explanation, "and 300.00 MiB more is kept for other sessions' guarantees"))
         << oom->explanation;
   }
 }

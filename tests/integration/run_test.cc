@@ -215,8 +215,8 @@ TEST_F(RunTest, ItIsTransparent) {
   EXPECT_EQ(words.exit_code, 0);
   // One line, where no GPU is there to be counted.
   const std::string said = OnCuda() ? ""
-                                    : "vramctl: the daemon serves no GPU, so nothing that the program allocates is "
-                                      "counted, but for what it asks the daemon itself for\n";
+                                    : "vramctl: the daemon serves no GPU: of what the program allocates, only what "
+                                      "it asks the daemon for is counted\n";
   EXPECT_EQ(words.err, said);
   EXPECT_EQ(RunShell({}, "exit 3").exit_code, 3);
   EXPECT_EQ(RunShell({}, "echo out; echo err >&2; exit 1").err, said + "err\n");

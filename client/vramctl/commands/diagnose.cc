@@ -210,7 +210,7 @@ std::vector<std::string> NextSteps(const Diagnosed& of) {
   }
   if (diagnosis.largest_served_bytes > 0) {
     steps.push_back(absl::StrCat("ask for less at that point, as with a smaller batch: up to ",
-                                 FormatBytes(diagnosis.largest_served_bytes), " are served instead of ",
+                                 FormatBytes(diagnosis.largest_served_bytes), " is served instead of ",
                                  FormatBytes(of.refusal.requested_bytes)));
   }
   if (const std::string more = MoreRoom(of); !more.empty()) steps.push_back(absl::StrCat(more, ": it is served then"));

@@ -187,9 +187,10 @@ absl::StatusOr<Surroundings> SurroundingsFor(const Context& context) {
   absl::Status status = Call(*daemon, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &all);
   if (!status.ok()) return status;
   if (std::none_of(all.devices().begin(), all.devices().end(), IsGpu)) {
-    std::fprintf(stderr,
-                 "vramctl: the daemon serves no GPU, so nothing that the program allocates is counted, but for what it "
-                 "asks the daemon itself for\n");
+    std::fprintf(
+        stderr,
+        "vramctl: the daemon serves no GPU: of what the program allocates, only what it asks the daemon for is "
+        "counted\n");
   }
   if (flags.per_process) return Surroundings{.has_daemon = true, .socket_dir = SocketDirOf(context)};
   absl::StatusOr<v1::Claim> claim = flags.claim.empty() ? MakeClaim(*daemon, flags) : JoinClaim(*daemon, flags.claim);

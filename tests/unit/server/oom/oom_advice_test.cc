@@ -238,7 +238,7 @@ const AdviceCase kAdvice[] = {
        r.available_bytes = 50_MiB;
        r.kept_free_bytes = 25_MiB;
      },
-     {"lower other sessions' guarantees, for which 25.00 MiB are kept free"}},
+     {"lower other sessions' guarantees, for which 25.00 MiB is kept free"}},
     {"FragmentationBesideDetached",
      OomCause::kFragmentation,
      [](OomReport& r) { r.detached_bytes = 20_MiB; },
@@ -457,7 +457,7 @@ const AdviceCase kAdvice[] = {
        r.kept_free_bytes = 15_MiB;
      },
      {"Free the blocks that pin partly used segments (vramctl map shows these), and lower other sessions' guarantees, "
-      "for which 15.00 MiB are kept free"}},
+      "for which 15.00 MiB is kept free"}},
     {"CapacityBeyondTheLimitByHolesAndInUse",
      OomCause::kCapacity,
      [](OomReport& r) {
@@ -480,7 +480,7 @@ const AdviceCase kAdvice[] = {
        r.available_bytes = 30_MiB;
        r.kept_free_bytes = 1_MiB;
      },
-     {"Wait, or lower other sessions' guarantees", "1.00 MiB"}},
+     {"or lower other sessions' guarantees (vramctl guarantee)", "1.00 MiB"}},
     {"CapacityDetached",
      OomCause::kCapacity,
      [](OomReport& r) {

@@ -227,7 +227,7 @@ const CauseCase kCauses[] = {
      212_MiB,
      KeptForOthers,
      OomCause::kCapacity,
-     {"10.00 MiB is kept for other sessions' guarantees"}},
+     {"10.00 MiB more is kept for other sessions' guarantees"}},
     // What is reserved and the segment are beyond the limit. That decides only where what is allocated is beyond it,
     // too.
     {"JustBeyondTheDeviceAndBeyondTheLimitByHoles",
@@ -236,7 +236,7 @@ const CauseCase kCauses[] = {
      752_MiB,
      KeptForOthersWithoutALimit,
      OomCause::kCapacity,
-     {"600.00 MiB of the device's 1000.00 MiB is left, of which 50.00 MiB is kept "
+     {"550.00 MiB of the device's 1000.00 MiB is left, and 50.00 MiB more is kept "
       "for other sessions' guarantees"}},
     {"JustWithinTheDeviceAndBeyondTheLimitByHoles", OomCause::kLimit, 750_MiB, 750_MiB, KeptForOthersWithoutALimit,
      OomCause::kFragmentation},
@@ -645,7 +645,7 @@ TEST(OutOfMemoryErrorTest, AFullLogFitsInOneAnswer) {
 
 TEST(OutOfMemoryErrorTest, MessageNamesWhatWasKeptIdleAndWaitedFor) {
   const std::string message = Message(OutOfMemoryError(Sample(OomCause::kCapacity)));
-  EXPECT_THAT(message, HasSubstr("of which 6.00 MiB is kept for other sessions' guarantees"));
+  EXPECT_THAT(message, HasSubstr("and 6.00 MiB more is kept for other sessions' guarantees"));
   EXPECT_THAT(message, HasSubstr("unused in other sessions 15.00 MiB"));
   EXPECT_THAT(message, HasSubstr("waited 250 ms"));
   const std::string bare = Message(OutOfMemoryError(OomReport()));
@@ -675,7 +675,7 @@ TEST(OutOfMemoryErrorTest, MessageNamesWhatDecides) {
   EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kLimit))), HasSubstr("segment of 20.00 MiB"));
   EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kLimit))), HasSubstr("limit 40.00 MiB"));
   EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kLimit))), HasSubstr("3145729 B (3.00 MiB) requested"));
-  EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kCapacity))), HasSubstr("18.00 MiB of"));
+  EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kCapacity))), HasSubstr("only 12.00 MiB of"));
   EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kFragmentation))), HasSubstr("largest free block is 2.00 MiB"));
   EXPECT_THAT(Message(OutOfMemoryError(Sample(OomCause::kLargerThanDevice))), HasSubstr("capacity is 100.00 MiB"));
 }
