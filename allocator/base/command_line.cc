@@ -12,8 +12,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "allocator/base/nearest_word.h"
 #include "allocator/base/version.h"
 
@@ -211,11 +209,9 @@ std::string TextOf(const CLI::ParseError& error) {
   if (error.get_name() == "ArgumentMismatch" && absl::StrContains(text, " required ")) {
     return absl::StrCat(text.substr(0, text.find(':')), " needs a value");
   }
-  const std::pair<absl::string_view, absl::string_view> option_and_value =
-      absl::StrSplit(text, absl::MaxSplits(" = ", 1));
-  absl::string_view option = option_and_value.first;
-  if (!absl::ConsumePrefix(&option, "Could not convert: ")) return text;
-  return absl::StrCat(option, ": '", option_and_value.second, "' is not a number in its range");
+  if (!absl::StartsWith(text, "Could not convert: ")) return text;
+  return absl::StrCat(absl::StrReplaceAll(text, {{"Could not convert: ", ""}, {" = ", ": '"}}),
+                      "' is not a number in its range");
 }
 
 std::vector<std::string> CommandNames(const CLI::App& app) {

@@ -70,7 +70,7 @@ absl::Status CheckText(const CLI::App& app) {
     const std::string name = option->get_positional() ? type : option->get_name();
     for (const std::string& value : option->results()) {
       if (!IsUtf8(value)) return absl::InvalidArgumentError(absl::StrCat(name, ": the text is not UTF-8"));
-      // As "$LIMIT" of a script that has not set it.
+      // Scripts may pass "$LIMIT" without having set it.
       if (value.empty() && (type == "LIMIT" || type == "GUARANTEE" || type == "DURATION")) {
         return absl::InvalidArgumentError(absl::StrCat(name, ": it is empty"));
       }

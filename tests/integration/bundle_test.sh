@@ -14,10 +14,7 @@ cleanup() {
   rm -rf "$work"
 }
 trap cleanup EXIT
-say() { printf '\n== %s\n' "$*"; }
-fail() { printf '\nbundle_test: FAILED: %s\n' "$*" >&2; exit 1; }
-# names_folders GREP_ARGUMENTS: files that name folders of this machine. The same letters may be a part of other paths.
-names_folders() { grep -rlP "(^|[\\s\"';:=]|-[IL])(\\Q$source_dir\\E|\\Q$work\\E)(/|[\\s\"';:]|$)" "$@"; }
+. "$source_dir/tests/support/shell.sh"
 clean() { env -i PATH=/usr/bin:/bin "$@"; }
 
 say "Made, small enough, and the same when made again"

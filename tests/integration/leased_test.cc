@@ -272,7 +272,7 @@ TEST_F(LeasedTest, OperatorsTrimLimitRecordAndLook) {
   EXPECT_TRUE(Holds(kept, 3));
   EXPECT_TRUE(WaitFor([&] { return log_->Has("the session has ended"); }));
 
-  // One answer, whatever an operator asks of it then.
+  // Operators get one answer to whatever they ask then.
   constexpr char kHasEnded[] = "session 'operated' has ended: ";
   EXPECT_STATUS(raw.TrimSession(Ref("operated")), absl::StatusCode::kAborted, kHasEnded);
   EXPECT_STATUS(raw.GetSnapshot(Ref("operated"), 0), absl::StatusCode::kAborted, kHasEnded);

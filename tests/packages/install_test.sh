@@ -18,15 +18,13 @@ cleanup() {
 trap cleanup EXIT
 werror=()  # where warnings are judged: tests/run.sh
 if grep -q '^VRAMBROKER_WERROR:BOOL=ON$' "$build_dir/CMakeCache.txt"; then werror=(-Werror); fi
-say() { printf '\n== %s\n' "$*"; }
-fail() { printf '\ninstall_test: FAILED: %s\n' "$*" >&2; exit 1; }
+. "$source_dir/tests/support/shell.sh"
 
 say "Installed, and moved"
 cmake --install "$build_dir" --prefix "$work/first" > "$work/install.log"
 mv "$work/first" "$work/a place"
 prefix="$work/a place"
-# Finds whole paths: the same letters may be a part of others.
-if grep -rlP "(^|[\\s\"';:=]|-[IL])(\\Q$source_dir\\E|\\Q$work\\E)(/|[\\s\"';:]|$)" "$prefix/lib/cmake" "$prefix/lib/pkgconfig" "$prefix/include"; then
+if names_folders "$prefix/lib/cmake" "$prefix/lib/pkgconfig" "$prefix/include"; then
   fail "these files name folders of this machine"
 fi
 grep -qx "ExecStart=\"$work/first/bin/vrambrokerd\" \"--config=$work/first/etc/vrambroker/vrambroker.textproto\"" \

@@ -16,3 +16,5 @@ until_true() {
   done
   fail "waited for ten minutes: $*"
 }
+# names_folders GREP_ARGUMENTS...: the files that name $source_dir or $work. The same letters may be a part of other paths.
+names_folders() { grep -rlP "(^|[\\s\"';:=]|-[IL])(\\Q$source_dir\\E|\\Q$work\\E)(/|[\\s\"';:]|$)" "$@"; }

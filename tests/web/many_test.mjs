@@ -655,6 +655,8 @@ try {
     for (const [name, size, device] of [['on-first', '64MiB', 0], ['on-third', '32MiB', 2]]) {
       daemon.spawn('client/vramctl', ['hold', size, `--device=${device}`, `--name=${name}`]);
     }
+    await waitFor('what they hold', async () => (await daemon.vramctlJson('sessions')).sessions
+      .filter(({devices}) => devices.some((held) => held.allocated_bytes > 0)).length === 2);
     await step('several devices', () => severalDevices(browser, daemon, 4));
     daemon.stop();
     daemon = await Daemon.start(build, ['--capacity=16GiB']);

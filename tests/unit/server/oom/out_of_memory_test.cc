@@ -259,6 +259,16 @@ const CauseCase kCauses[] = {
      },
      OomCause::kLimit,
      {"this user's sessions already have 490.00 MiB of the 500.00 MiB that user_limit allows"}},
+    {"BeyondTheUsersLimitOfWhichNothingIsUsed",
+     OomCause::kLimit,
+     220_MiB,
+     220_MiB,
+     [](OomReport& report) {
+       report.share_limit_bytes = 200_MiB;
+       report.share_used_bytes = 0;
+     },
+     OomCause::kLimit,
+     {"but user_limit allows this user's sessions 200.00 MiB together"}},
     {"JustBeyondTheLimitAndTheUsersByHoles",
      OomCause::kLimit,
      220_MiB + 512,

@@ -434,6 +434,12 @@ TEST_F(TopViewTest, IsWrittenAsText) {
   EXPECT_THAT(text, Not(HasSubstr("h help")));
   EXPECT_THAT(text, Not(HasSubstr(" \n"))) << "no more than there is";
   EXPECT_EQ(text.substr(text.size() - 23), "no request was refused\n");
+
+  TopData refused = data_;
+  const std::string advice = absl::StrCat(std::string(150, 'a'), ", or ask for less");
+  refused.refusals.add_events()->mutable_out_of_memory()->set_advice(advice);
+  view_.SetData(refused);
+  EXPECT_THAT(view_.Write(100), HasSubstr(absl::StrCat(advice, "\n"))) << "whole";
 }
 
 TEST_F(TopViewTest, KeysSortAndSelect) {
