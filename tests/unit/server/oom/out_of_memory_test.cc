@@ -264,8 +264,9 @@ const CauseCase kCauses[] = {
      220_MiB,
      220_MiB,
      [](OomReport& report) {
+       LimitedByItsUser(report);
        report.share_limit_bytes = 200_MiB;
-       report.share_used_bytes = 0;
+       report.share_used_bytes = report.reserved_bytes = report.allocated_bytes = 0;
      },
      OomCause::kLimit,
      {"but user_limit allows this user's sessions 200.00 MiB together"}},
