@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table at the end of run.sh, why tests were skipped, and the last lines of what failing tests printed: report.py FOLDER BEGAN
+"""The table at the end of run.sh, why tests were skipped, and what failing tests say: report.py FOLDER BEGAN
 
 FOLDER has `phases` (name, seconds, ok or FAILED, by tabs) and what ctest wrote of each preset's tests (PRESET.xml). BEGAN is when
 run.sh began, in seconds since 1970: what was compiled later is in the build folders' .ninja_log.
@@ -63,11 +63,18 @@ def print_skipped(outputs):
             print(f"{count:8}    {why}")
 
 
+def telling(output):
+    """The lines that tell why a test failed: from GoogleTest's or a sanitizer's first report on, or else the last ones."""
+    lines = output.splitlines()
+    first = next((i for i, line in enumerate(lines) if re.search(r": Failure$|(WARNING|ERROR): \w+Sanitizer|: runtime error: ", line)), None)
+    return lines[-LAST_LINES:] if first is None else lines[first : first + LAST_LINES]
+
+
 def print_failures(failures):
     """The end of a long log is what people get to see, so the reason has to stand there."""
     for name, output in failures[:MOST_FAILURES]:
-        print(f"\nThe last lines of {name}, which failed")
-        for line in output.splitlines()[-LAST_LINES:]:
+        print(f"\nWhat {name}, which failed, says")
+        for line in telling(output):
             print(f"  | {line}")
     if len(failures) > MOST_FAILURES:
         print(f"\n{len(failures) - MOST_FAILURES} more failed: {' '.join(name for name, _ in failures[MOST_FAILURES:])}")

@@ -136,6 +136,10 @@ PoolStats SegmentPool::Stats() const {
   const DriverMemory::Unowned& unowned = driver_memory_.unowned();
   const DriverSegments::Counts driver = driver_.counts();
   const uint64_t carried_over = carried_over_.bytes() + unowned.elsewhere;
+  // Segments on their way to the driver count as idle, but where a session is charged for what takes their place: for
+  // what is yet to be obtained, or was obtained before the pool has heard of the free.
+  const uint64_t on_the_way = std::min(SaturatingSub(driver.freeing_bytes, driver.obtaining_bytes),
+                                       SaturatingSub(capacity_bytes_, ledger.charged_bytes() + idle_.bytes()));
   return {.capacity_bytes = capacity_bytes_,
           .charged_bytes = ledger.charged_bytes(),
           .committed_bytes = ledger.committed_bytes(),
@@ -145,8 +149,7 @@ PoolStats SegmentPool::Stats() const {
           .outside_bytes = unowned.outside,
           .free_bytes = ledger.free_bytes(),
           .held_back_bytes = ledger.held_back_bytes(),
-          // Segments on their way to the driver count, but where a session is charged for what takes their place.
-          .idle_bytes = idle_.bytes() + SaturatingSub(driver.freeing_bytes, driver.obtaining_bytes),
+          .idle_bytes = idle_.bytes() + on_the_way,
           .reserved_bytes = FromDriverBy(driver).bytes + carried_over,
           .unfreed_bytes = driver.unfreed_bytes,
           .segments = leased_.size(),

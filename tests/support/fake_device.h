@@ -65,7 +65,7 @@ class Gate {
 
 class FakeDevice : public Device {
  public:
-  enum class Call { kAllocate, kFree, kExport, kZero };
+  enum class Call { kAllocate, kFree, kFreed, kExport, kZero };  // kFreed: a free that is done, before its caller knows
 
   // The test's end of the device; outlives it.
   class Control {
@@ -229,18 +229,20 @@ class FakeDevice : public Device {
 
   absl::Status FreeSegment(const DeviceSegment& segment) override {
     if (absl::Status status = control_->Enter(Call::kFree); !status.ok()) return status;
-    Control& c = *control_;
-    MutexLock lock(c.mu_);
-    const auto it = c.live_.find(segment.address);
-    if (it == c.live_.end() || it->second != segment.bytes) {
-      c.misuse_ += "a segment was freed that is not live; ";
-      return absl::InternalError("fake device: not a live segment");
+    {
+      Control& c = *control_;
+      MutexLock lock(c.mu_);
+      const auto it = c.live_.find(segment.address);
+      if (it == c.live_.end() || it->second != segment.bytes) {
+        c.misuse_ += "a segment was freed that is not live; ";
+        return absl::InternalError("fake device: not a live segment");
+      }
+      c.live_bytes_ -= segment.bytes;
+      c.live_.erase(it);
+      ++c.frees_;
+      c.changed_.NotifyAll();
     }
-    c.live_bytes_ -= segment.bytes;
-    c.live_.erase(it);
-    ++c.frees_;
-    c.changed_.NotifyAll();
-    return absl::OkStatus();
+    return control_->Enter(Call::kFreed);
   }
 
   absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) override {

@@ -274,6 +274,20 @@ TEST_F(SegmentPoolTest, LeaseWaitsForFreesThatAreUnderWay) {
   EXPECT_EQ(device_->live_bytes(), 2_MiB);
 }
 
+TEST_F(SegmentPoolTest, AFreedSegmentWhosePlaceIsLeasedCountsOnce) {
+  MakePool(4_MiB);
+  Open(kA);
+  GiveBack(kA, Lease(kA, 4_MiB));
+  Gate& gate = device_->Hold(Call::kFreed);
+  std::thread decay([&] { EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 4_MiB); });
+  gate.AwaitArrivals(1);
+  Lease(kA, 4_MiB);
+  EXPECT_EQ(Stats().charged_bytes, 4_MiB);
+  EXPECT_EQ(Stats().idle_bytes, 0u) << "the pool has not heard yet that the driver has freed it";
+  gate.Open();
+  decay.join();
+}
+
 TEST_F(SegmentPoolTest, LeaseWaitsForNoMoreFreesThanItNeeds) {
   MakePool(8_MiB);
   Open(kA, kPlenty, kAnnUid);
