@@ -41,7 +41,7 @@ int cuMemCreate(cu_handle* handle, size_t bytes, const cu_allocation* allocation
   REAL(cuMemCreate);
   struct account* account = NULL;
   if (allocation != NULL) {
-    const int error = account_of_location(&allocation->location, 0, &account);
+    const int error = account_of_location(&allocation->location, allocation->type, 0, &account);
     if (error != CU_OK) return error;
   }
   if (account == NULL) return driver->cuMemCreate(handle, bytes, allocation, flags);

@@ -194,11 +194,11 @@ static cu_device device_at(const cu_location* location) {
   return current < 0 ? 0 : current;
 }
 
-int account_of_location(const cu_location* location, int quiet, struct account** account) {
+int account_of_location(const cu_location* location, int type, int quiet, struct account** account) {
   *account = NULL;
   const int is_host = location->type == CU_LOCATION_HOST || location->type == CU_LOCATION_HOST_NUMA ||
                       location->type == CU_LOCATION_HOST_NUMA_CURRENT;
-  return is_host ? CU_OK : account_of(device_at(location), quiet, account);
+  return is_host && type != CU_MANAGED ? CU_OK : account_of(device_at(location), quiet, account);
 }
 
 /* --- giving back --- */

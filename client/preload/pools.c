@@ -333,7 +333,7 @@ int cuMemPoolCreate(cu_pool* pool, const cu_pool_properties* properties) {
   struct account* account = NULL;
   if (properties != NULL) {
     int refused = properties->type == CU_MANAGED ? refuse_managed() : CU_OK;
-    if (refused == CU_OK) refused = account_of_location(&properties->location, 0, &account);
+    if (refused == CU_OK) refused = account_of_location(&properties->location, properties->type, 0, &account);
     if (refused != CU_OK) return refused;
   }
   const int error = driver->cuMemPoolCreate(pool, properties);
@@ -352,7 +352,7 @@ static int get(int (*real)(cu_pool*, cu_location*, int), cu_pool* pool, cu_locat
   if (refused != CU_OK) return refused;
   const int error = real(pool, location, type);
   struct account* account;
-  if (error != CU_OK || account_of_location(location, 1, &account) != CU_OK) return error;
+  if (error != CU_OK || account_of_location(location, type, 1, &account) != CU_OK) return error;
   const struct entry entry = {.key = (uint64_t)(uintptr_t)*pool, .owner = account};
   lock(&places);
   if (table_find(&pools, entry.key) == NULL) table_put(&pools, &entry);
