@@ -20,6 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "allocator/base/bytes.h"
 #include "tests/support/daemon_test.h"
+#include "tests/support/nvidia_driver.h"
 #include "tests/support/paths.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/test_device.h"

@@ -81,8 +81,4 @@ bool OnSubstitute(std::string* folder) {
   return true;
 }
 
-bool HasNvidiaDriver(const std::string& root) {
-  return std::filesystem::exists(root + "/proc/driver/nvidia") || std::filesystem::exists(root + "/sys/module/nvidia");
-}
-
 }  // namespace vrambroker::testing_support

@@ -15,8 +15,6 @@ bool OnCuda();
 // called before this process's first call of CUDA. `folder` is the machine: see tests/cuda_substitute.
 bool OnSubstitute(std::string* folder = nullptr);
 inline constexpr int kSubstituteDevices = 2;
-// Whether NVIDIA's driver is in this machine's kernel, by the files under `root`.
-bool HasNvidiaDriver(const std::string& root = "");
 
 }  // namespace vrambroker::testing_support
 
