@@ -47,7 +47,13 @@ typedef struct {
 } cu_array_requirements;
 
 typedef struct {
-  int type, id;
+  int type;
+  union {
+    int id; /* of the device, or of the host's NUMA node */
+    struct {
+      unsigned char device, domain;
+    } local; /* of CU_LOCATION_DOMAIN */
+  };
 } cu_location;
 
 typedef struct {
@@ -74,6 +80,11 @@ enum {
   CU_INVALID_VALUE = 1,
   CU_OUT_OF_MEMORY = 2,
   CU_LOCATION_DEVICE = 1,
+  CU_LOCATION_HOST = 2,
+  CU_LOCATION_HOST_NUMA = 3,
+  CU_LOCATION_HOST_NUMA_CURRENT = 4,
+  CU_LOCATION_DOMAIN = 6, /* a part of a device, since CUDA 13.4 */
+  CU_MANAGED = 2,         /* a type of memory */
   CU_ARRAY_LAYERED = 0x01,
   CU_ARRAY_CUBEMAP = 0x04,
   CU_ARRAY_SPARSE = 0x40,
@@ -116,6 +127,8 @@ enum {
   X(cuMemFreeAsync, (cu_address address, cu_stream stream))                                                         \
   X(cuMemFreeAsync_ptsz, (cu_address address, cu_stream stream))                                                    \
   X(cuMemPoolCreate, (cu_pool * pool, const cu_pool_properties* properties))                                        \
+  X(cuMemGetDefaultMemPool, (cu_pool * pool, cu_location * location, int type))                                     \
+  X(cuMemGetMemPool, (cu_pool * pool, cu_location * location, int type))                                            \
   X(cuMemPoolDestroy, (cu_pool pool))                                                                               \
   X(cuMemPoolTrimTo, (cu_pool pool, size_t bytes))                                                                  \
   X(cuStreamSynchronize, (cu_stream stream))                                                                        \

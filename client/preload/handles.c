@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Memory that is mapped by handle (cuMemCreate). It is back when the last reference of its handle and its last mapping
- * have gone. Only memory of a device is counted, and only what this process made: not the host's, and not what it
- * imported, which the process that made it is charged for. It belongs to no context.
+ * have gone. Memory of the host is not counted, nor what this process imported: the process that made it is charged.
+ * It belongs to no context.
  */
 #include "client/preload/handles.h"
 
@@ -40,8 +40,8 @@ static void give(const struct gone* gone) {
 int cuMemCreate(cu_handle* handle, size_t bytes, const cu_allocation* allocation, unsigned long long flags) {
   REAL(cuMemCreate);
   struct account* account = NULL;
-  if (allocation != NULL && allocation->location.type == CU_LOCATION_DEVICE) {
-    const int error = account_of(allocation->location.id, 0, &account);
+  if (allocation != NULL) {
+    const int error = account_of_location(&allocation->location, allocation->type, 0, &account);
     if (error != CU_OK) return error;
   }
   if (account == NULL) return driver->cuMemCreate(handle, bytes, allocation, flags);

@@ -187,6 +187,20 @@ int current_account(struct account** account, cu_context* context) {
   return account_of(current_device(context), 0, account);
 }
 
+static cu_device device_at(const cu_location* location) {
+  if (location->type == CU_LOCATION_DEVICE) return location->id;
+  if (location->type == CU_LOCATION_DOMAIN) return location->local.device;
+  const cu_device current = current_device(NULL);
+  return current < 0 ? 0 : current;
+}
+
+int account_of_location(const cu_location* location, int type, int quiet, struct account** account) {
+  *account = NULL;
+  const int is_host = location->type == CU_LOCATION_HOST || location->type == CU_LOCATION_HOST_NUMA ||
+                      location->type == CU_LOCATION_HOST_NUMA_CURRENT;
+  return is_host && type != CU_MANAGED ? CU_OK : account_of(device_at(location), quiet, account);
+}
+
 /* --- giving back --- */
 
 /* With the books. */
@@ -404,6 +418,12 @@ int refuse(const char* message) {
     say("%s", message);
   }
   return CU_OUT_OF_MEMORY;
+}
+
+int refuse_managed(void) {
+  if (!settings()->refuse_managed) return CU_OK;
+  return refuse(
+      "managed memory is refused, as VRAMBROKER_MANAGED=refuse says: it may take more of the GPU than is counted");
 }
 
 /* --- figures --- */

@@ -5,7 +5,6 @@
 #include "client/preload/driver.h"
 #include "client/preload/grant.h"
 #include "client/preload/pools.h"
-#include "client/preload/settings.h"
 
 int cuMemAlloc_v2(cu_address* address, size_t bytes) {
   REAL(cuMemAlloc_v2);
@@ -62,12 +61,10 @@ int cuMemAllocPitch(cu_address32* address, unsigned int* pitch, unsigned int wid
 /* Managed memory is counted in full, wherever its pages are. */
 int cuMemAllocManaged(cu_address* address, size_t bytes, unsigned int flags) {
   REAL(cuMemAllocManaged);
-  if (settings()->refuse_managed) {
-    return refuse(
-        "managed memory is refused, as VRAMBROKER_MANAGED=refuse says: it may take more of the GPU than is counted");
-  }
   struct grant grant;
-  int error = grant_begin(&grant, "cuMemAllocManaged", bytes);
+  int error = refuse_managed();
+  if (error != CU_OK) return error;
+  error = grant_begin(&grant, "cuMemAllocManaged", bytes);
   if (error != CU_OK) return error;
   do {
     error = driver->cuMemAllocManaged(address, bytes, flags);

@@ -111,7 +111,7 @@ static int account_of_pool(cu_pool pool, cu_stream stream, struct account** acco
   if (known != NULL) *account = known->owner;
   unlock(&places);
   if (known != NULL || pool == NULL) return CU_OK;
-  /* One that was not made here: a device's own. */
+  /* It was neither made here nor asked for by its location: a device's own. */
   cu_device device = device_of(stream);
   for (cu_device each = 0; each < LEDGER_DEVICES && driver->cuDeviceGetDefaultMemPool != NULL; each++) {
     cu_pool of_device;
@@ -331,8 +331,9 @@ int cuMemFreeAsync_ptsz(cu_address address, cu_stream stream) {
 int cuMemPoolCreate(cu_pool* pool, const cu_pool_properties* properties) {
   REAL(cuMemPoolCreate);
   struct account* account = NULL;
-  if (properties != NULL && properties->location.type == CU_LOCATION_DEVICE) {
-    const int refused = account_of(properties->location.id, 0, &account);
+  if (properties != NULL) {
+    int refused = properties->type == CU_MANAGED ? refuse_managed() : CU_OK;
+    if (refused == CU_OK) refused = account_of_location(&properties->location, properties->type, 0, &account);
     if (refused != CU_OK) return refused;
   }
   const int error = driver->cuMemPoolCreate(pool, properties);
@@ -342,6 +343,31 @@ int cuMemPoolCreate(cu_pool* pool, const cu_pool_properties* properties) {
   table_put(&pools, &entry);
   unlock(&places);
   return error;
+}
+
+/* A location's own pool, by one of the driver's two functions. Asking for it takes no memory, so it needs no daemon:
+ * where there is none, an allocation says so. */
+static int get(int (*real)(cu_pool*, cu_location*, int), cu_pool* pool, cu_location* location, int type) {
+  const int refused = type == CU_MANAGED ? refuse_managed() : CU_OK;
+  if (refused != CU_OK) return refused;
+  const int error = real(pool, location, type);
+  struct account* account;
+  if (error != CU_OK || account_of_location(location, type, 1, &account) != CU_OK) return error;
+  const struct entry entry = {.key = (uint64_t)(uintptr_t)*pool, .owner = account};
+  lock(&places);
+  if (table_find(&pools, entry.key) == NULL) table_put(&pools, &entry);
+  unlock(&places);
+  return error;
+}
+
+int cuMemGetDefaultMemPool(cu_pool* pool, cu_location* location, int type) {
+  REAL(cuMemGetDefaultMemPool);
+  return get(driver->cuMemGetDefaultMemPool, pool, location, type);
+}
+
+int cuMemGetMemPool(cu_pool* pool, cu_location* location, int type) {
+  REAL(cuMemGetMemPool);
+  return get(driver->cuMemGetMemPool, pool, location, type);
 }
 
 /* What is still allocated from the pool stays charged, as a pool without a handle, until it is freed. */

@@ -64,6 +64,9 @@
   F(cuDeviceGetDefaultMemPool, (CUmemoryPool * pool, CUdevice device))                                                 \
   F(cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice device))                                                        \
   F(cuDeviceSetMemPool, (CUdevice device, CUmemoryPool pool))                                                          \
+  F(cuMemGetDefaultMemPool, (CUmemoryPool * pool, CUmemLocation * location, CUmemAllocationType type))                 \
+  F(cuMemGetMemPool, (CUmemoryPool * pool, CUmemLocation * location, CUmemAllocationType type))                        \
+  F(cuMemSetMemPool, (CUmemLocation * location, CUmemAllocationType type, CUmemoryPool pool))                          \
   F(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps* properties))                                          \
   F(cuMemPoolDestroy, (CUmemoryPool pool))                                                                             \
   F(cuMemPoolGetAttribute, (CUmemoryPool pool, CUmemPool_attribute attribute, void* value))                            \

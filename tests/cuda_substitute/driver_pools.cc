@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "tests/cuda_substitute/driver.h"
@@ -33,9 +34,13 @@ struct Block {
   std::map<uint64_t, PoolRange> ranges;  // by where they begin: used, or freed and not yet free
 };
 
+// Whose default pool a pool may be: its location's type and id, and the type of its memory.
+using PoolKey = std::tuple<int, int, int>;
+
 struct Pool {
-  int place = 0;   // a physical device, or kHost
-  int device = 0;  // that it is a default pool of; -1: of none
+  int place = 0;  // a physical device, or kHost
+  PoolKey key;
+  bool is_default = false;
   bool destroyed = false;
   uint64_t max_bytes = 0;  // 0: no limit
   uint64_t threshold = 0;
@@ -50,8 +55,8 @@ struct Pool {
 // REQUIRES: the driver's lock is held.
 struct Pools {
   std::map<const void*, std::unique_ptr<Pool>> all;
-  std::map<int, Pool*> defaults;  // by device
-  std::map<int, Pool*> current;
+  std::map<PoolKey, Pool*> defaults;
+  std::map<PoolKey, Pool*> current;
 
   static Pools& Get() {
     static auto* const pools = new Pools;
@@ -68,16 +73,35 @@ struct Pools {
     const auto it = all.find(pool);
     return it == all.end() || it->second->destroyed ? nullptr : it->second.get();
   }
-  Pool* DefaultOf(const Driver& driver, int device) {
-    Pool*& pool = defaults[device];
-    if (pool == nullptr) pool = Add({.place = driver.Physical(device), .device = device, .blocks = {}});
+  Pool* DefaultOf(const PoolKey& key, int place) {
+    Pool*& pool = defaults[key];
+    if (pool == nullptr) pool = Add({.place = place, .key = key, .is_default = true, .blocks = {}});
     return pool;
   }
-  Pool* CurrentOf(const Driver& driver, int device) {
-    const auto it = current.find(device);
-    return it == current.end() ? DefaultOf(driver, device) : it->second;
+  Pool* CurrentOf(const PoolKey& key, int place) {
+    const auto it = current.find(key);
+    return it == current.end() ? DefaultOf(key, place) : it->second;
   }
 };
+
+PoolKey OfDevice(int device) {
+  return {CU_MEM_LOCATION_TYPE_DEVICE, device, CU_MEM_ALLOCATION_TYPE_PINNED};
+}
+
+PoolKey KeyOf(const CUmemLocation& location, CUmemAllocationType type) {
+  const bool has_id = location.type != CU_MEM_LOCATION_TYPE_NONE && location.type != CU_MEM_LOCATION_TYPE_HOST;
+  return {location.type, has_id ? location.id : 0, type};
+}
+
+// Where a pool of such memory has it; nothing for what there is none of. Managed memory without a preferred location is
+// the thread's device's.
+std::optional<int> PlaceOfPool(const Driver& driver, const CUmemLocation& location, CUmemAllocationType type) {
+  const bool is_managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+  if (!is_managed && type != CU_MEM_ALLOCATION_TYPE_PINNED) return std::nullopt;
+  if (is_managed && location.type == CU_MEM_LOCATION_TYPE_NONE) return driver.Physical(PreferredDevice());
+  if (is_managed && static_cast<int>(location.type) == kDeviceLocalityDomain) return std::nullopt;
+  return PlaceOf(driver, location);
+}
 
 CUmemoryPool HandleOf(Pool* pool) {
   return reinterpret_cast<CUmemoryPool>(pool);
@@ -222,7 +246,7 @@ using Lock = std::lock_guard<std::mutex>;
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
   return DeviceCall("cuDeviceGetDefaultMemPool", device, [&](Driver& driver) {
     const Lock lock(driver.mu());
-    *pool = HandleOf(Pools::Get().DefaultOf(driver, device));
+    *pool = HandleOf(Pools::Get().DefaultOf(OfDevice(device), driver.Physical(device)));
     return CUDA_SUCCESS;
   });
 }
@@ -230,7 +254,7 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
 CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice device) {
   return DeviceCall("cuDeviceGetMemPool", device, [&](Driver& driver) {
     const Lock lock(driver.mu());
-    *pool = HandleOf(Pools::Get().CurrentOf(driver, device));
+    *pool = HandleOf(Pools::Get().CurrentOf(OfDevice(device), driver.Physical(device)));
     return CUDA_SUCCESS;
   });
 }
@@ -239,24 +263,51 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
   return DeviceCall("cuDeviceSetMemPool", device, [&](Driver& driver) {
     const Lock lock(driver.mu());
     Pool* const found = Pools::Get().Find(pool);
-    if (found == nullptr || found->place != driver.Physical(device)) return CUDA_ERROR_INVALID_VALUE;
-    Pools::Get().current[device] = found;
+    if (found == nullptr || found->key != OfDevice(device)) return CUDA_ERROR_INVALID_VALUE;
+    Pools::Get().current[found->key] = found;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemGetDefaultMemPool(CUmemoryPool* pool, CUmemLocation* location, CUmemAllocationType type) {
+  return Call("cuMemGetDefaultMemPool", [&](Driver& driver) {
+    const std::optional<int> place = PlaceOfPool(driver, *location, type);
+    if (!place.has_value()) return CUDA_ERROR_INVALID_VALUE;
+    const Lock lock(driver.mu());
+    *pool = HandleOf(Pools::Get().DefaultOf(KeyOf(*location, type), *place));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemGetMemPool(CUmemoryPool* pool, CUmemLocation* location, CUmemAllocationType type) {
+  return Call("cuMemGetMemPool", [&](Driver& driver) {
+    const std::optional<int> place = PlaceOfPool(driver, *location, type);
+    if (!place.has_value()) return CUDA_ERROR_INVALID_VALUE;
+    const Lock lock(driver.mu());
+    *pool = HandleOf(Pools::Get().CurrentOf(KeyOf(*location, type), *place));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
+  return Call("cuMemSetMemPool", [&](Driver& driver) {
+    const Lock lock(driver.mu());
+    Pool* const found = Pools::Get().Find(pool);
+    if (found == nullptr || found->key != KeyOf(*location, type)) return CUDA_ERROR_INVALID_VALUE;
+    Pools::Get().current[found->key] = found;
     return CUDA_SUCCESS;
   });
 }
 
 CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
   return Call("cuMemPoolCreate", [&](Driver& driver) {
-    const CUmemLocation& location = properties->location;
-    if (properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+    const std::optional<int> place = PlaceOfPool(driver, properties->location, properties->allocType);
+    const bool is_managed = properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
+    if (!place.has_value() || (is_managed && properties->maxSize != 0)) return CUDA_ERROR_INVALID_VALUE;
     if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
-    const bool on_host = location.type == CU_MEM_LOCATION_TYPE_HOST || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
-    if (!on_host && (location.type != CU_MEM_LOCATION_TYPE_DEVICE || !driver.IsDevice(location.id))) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
     const Lock lock(driver.mu());
-    *pool = HandleOf(Pools::Get().Add({.place = on_host ? kHost : driver.Physical(location.id),
-                                       .device = -1,
+    *pool = HandleOf(Pools::Get().Add({.place = *place,
+                                       .key = KeyOf(properties->location, properties->allocType),
                                        .max_bytes = properties->maxSize,
                                        .blocks = {}}));
     return CUDA_SUCCESS;
@@ -268,7 +319,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     const Lock lock(driver.mu());
     Pools& pools = Pools::Get();
     Pool* const found = pools.Find(pool);
-    if (found == nullptr || found->device >= 0) return CUDA_ERROR_INVALID_VALUE;
+    if (found == nullptr || found->is_default) return CUDA_ERROR_INVALID_VALUE;
     for (auto it = pools.current.begin(); it != pools.current.end();) {
       it = it->second == found ? pools.current.erase(it) : std::next(it);
     }
@@ -354,7 +405,9 @@ CUresult cuMemAllocAsync(CUdeviceptr* address, size_t bytes, CUstream stream) {
     const Lock lock(driver.mu());
     StreamState* const state = driver.Stream(stream);
     if (state == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    return AllocateFrom(driver, *Pools::Get().CurrentOf(driver, DeviceOf(state->context)), address, bytes, *state);
+    const int device = DeviceOf(state->context);
+    Pool& pool = *Pools::Get().CurrentOf(OfDevice(device), driver.Physical(device));
+    return AllocateFrom(driver, pool, address, bytes, *state);
   });
 }
 

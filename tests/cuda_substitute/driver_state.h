@@ -40,6 +40,10 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kGranule = size_t{2} << 20;  // of memory that can be shared
 constexpr int kMaxContexts = 1024;            // of a device, in the life of a process
 constexpr int kNoContext = -1;
+// Types of locations that the headers may not know. Newer CUDA may bring more: the last stands for all these.
+constexpr int kDeviceLocalityDomain = 6;  // since CUDA 13.4
+constexpr int kLaterLocation = 7;
+constexpr int kLocalityDomains = 2;  // of each device
 constexpr uint64_t kHandleMark = 0x76726d6275696463;
 
 // Of a graph: takes memory, or frees it.
@@ -489,6 +493,31 @@ template <typename Body>
 CUresult DeviceCall(const char* function, CUdevice device, const Body& body) {
   return Call(function,
               [&](Driver& driver) { return driver.IsDevice(device) ? body(driver) : CUDA_ERROR_INVALID_DEVICE; });
+}
+
+// The thread's device; the first one where it has no context.
+inline int PreferredDevice() {
+  return Thread().contexts.empty() ? 0 : CurrentDevice();
+}
+
+// Where memory at `location` is: a physical device, or kHost; nothing for a location that does not exist.
+inline std::optional<int> PlaceOf(const Driver& driver, const CUmemLocation& location) {
+  const auto device = [&driver](int ordinal) {
+    return driver.IsDevice(ordinal) ? std::optional(driver.Physical(ordinal)) : std::nullopt;
+  };
+  switch (static_cast<int>(location.type)) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+      return device(location.id);
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+      return kHost;
+    case kDeviceLocalityDomain:  // the device, and its domain, have a byte each
+      return (location.id >> 8 & 0xff) < kLocalityDomains ? device(location.id & 0xff) : std::nullopt;
+    case kLaterLocation:
+      return device(PreferredDevice());
+    default:
+      return std::nullopt;
+  }
 }
 
 // The same for what needs a context.

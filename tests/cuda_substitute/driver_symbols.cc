@@ -78,6 +78,9 @@
   F(cuDeviceGetDefaultMemPool, 11020, cuDeviceGetDefaultMemPool)                         \
   F(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool)                                       \
   F(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool)                                       \
+  F(cuMemGetDefaultMemPool, 13000, cuMemGetDefaultMemPool)                               \
+  F(cuMemGetMemPool, 13000, cuMemGetMemPool)                                             \
+  F(cuMemSetMemPool, 13000, cuMemSetMemPool)                                             \
   F(cuMemPoolCreate, 11020, cuMemPoolCreate)                                             \
   F(cuMemPoolDestroy, 11020, cuMemPoolDestroy)                                           \
   F(cuMemPoolGetAttribute, 11020, cuMemPoolGetAttribute)                                 \

@@ -76,13 +76,6 @@ bool IsWhole(uint64_t bytes) {
   return bytes != 0 && bytes % kGranule == 0;
 }
 
-// The device, or kHost; nothing for a location that does not exist.
-std::optional<int> PlaceOf(const Driver& driver, const CUmemLocation& location) {
-  if (location.type == CU_MEM_LOCATION_TYPE_DEVICE && driver.IsDevice(location.id)) return driver.Physical(location.id);
-  if (location.type == CU_MEM_LOCATION_TYPE_HOST || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) return kHost;
-  return std::nullopt;
-}
-
 CUresult NoSuchPlace(const CUmemLocation& location) {
   return location.type == CU_MEM_LOCATION_TYPE_DEVICE ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
 }

@@ -20,6 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "allocator/base/bytes.h"
 #include "tests/support/daemon_test.h"
+#include "tests/support/nvidia_driver.h"
 #include "tests/support/paths.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/test_device.h"
@@ -131,8 +132,19 @@ TEST(ConfigTest, BadFlags) {
   EXPECT_TRUE(StrContains(Daemon({"--version"}).out, "vrambrokerd "));
 }
 
+// Any process of root that asks NVIDIA's library makes /dev/nvidiactl, whether there is a driver or not.
+TEST(ConfigTest, ADeviceFileAloneIsNoDriver) {
+  for (const auto& [folder, is_driver] : std::map<std::string, bool>{
+           {"/dev/nvidiactl", false}, {"/proc/driver/nvidia", true}, {"/sys/module/nvidia", true}}) {
+    const std::string root = MakeTempDir();
+    EXPECT_FALSE(HasNvidiaDriver(root));
+    std::filesystem::create_directories(root + folder);
+    EXPECT_EQ(HasNvidiaDriver(root), is_driver) << folder;
+  }
+}
+
 TEST(ConfigTest, CudaWithoutAGpu) {
-  if (std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "this machine has a GPU";
+  if (HasNvidiaDriver()) GTEST_SKIP() << "this machine has NVIDIA's driver";
   const RunResult result = Daemon({"--socket_dir=" + MakeTempDir(), "--device=cuda", "--http_address=off"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_TRUE(StrContains(result.err, "device cuda:")) << result.err;

@@ -63,6 +63,8 @@ CHECK(cuMemAllocFromPoolAsync_ptsz, PFN_cuMemAllocFromPoolAsync_v11020_ptsz);
 CHECK(cuMemFreeAsync, PFN_cuMemFreeAsync_v11020);
 CHECK(cuMemFreeAsync_ptsz, PFN_cuMemFreeAsync_v11020_ptsz);
 CHECK(cuMemPoolCreate, PFN_cuMemPoolCreate_v11020);
+CHECK(cuMemGetDefaultMemPool, PFN_cuMemGetDefaultMemPool_v13000);
+CHECK(cuMemGetMemPool, PFN_cuMemGetMemPool_v13000);
 CHECK(cuMemPoolDestroy, PFN_cuMemPoolDestroy_v11020);
 CHECK(cuMemPoolTrimTo, PFN_cuMemPoolTrimTo_v11020);
 CHECK(cuStreamSynchronize, PFN_cuStreamSynchronize_v2000);
@@ -128,6 +130,15 @@ static_assert(int{ours::CU_POOL_RESERVED} == int{CU_MEMPOOL_ATTR_RESERVED_MEM_CU
 static_assert(int{ours::CU_GRAPH_RESERVED} == int{CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT});
 static_assert(int{ours::CU_NODE_MEMORY} == int{CU_GRAPH_NODE_TYPE_MEM_ALLOC});
 static_assert(int{ours::CU_LOCATION_DEVICE} == int{CU_MEM_LOCATION_TYPE_DEVICE});
+static_assert(int{ours::CU_LOCATION_HOST} == int{CU_MEM_LOCATION_TYPE_HOST});
+static_assert(int{ours::CU_LOCATION_HOST_NUMA} == int{CU_MEM_LOCATION_TYPE_HOST_NUMA});
+static_assert(int{ours::CU_LOCATION_HOST_NUMA_CURRENT} == int{CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT});
+static_assert(int{ours::CU_MANAGED} == int{CU_MEM_ALLOCATION_TYPE_MANAGED});
+static_assert(sizeof(ours::cu_location) == sizeof(CUmemLocation));
+#if CUDA_VERSION >= 13040
+static_assert(int{ours::CU_LOCATION_DOMAIN} == int{CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN});
+static_assert(offsetof(ours::cu_location, local.device) == offsetof(CUmemLocation, localized.deviceId));
+#endif
 static_assert(ours::CU_ARRAY_LAYERED == CUDA_ARRAY3D_LAYERED && ours::CU_ARRAY_CUBEMAP == CUDA_ARRAY3D_CUBEMAP);
 static_assert(ours::CU_ARRAY_SPARSE == CUDA_ARRAY3D_SPARSE && ours::CU_ARRAY_DEFERRED == CUDA_ARRAY3D_DEFERRED_MAPPING);
 static_assert(offsetof(CUgraphNodeParams, type) == 0);

@@ -69,11 +69,65 @@ class PreloadKinds : public PreloadTest {
 // NCCL asks for host memory by handle: others count it, and crash (HAMi-core #187, #169).
 TEST_F(PreloadKinds, HandlesOfHostMemoryPassThrough) {
   Program program = RunWithStream({{"VRAMBROKER_LIMIT", "4MiB"}});
-  EXPECT_EQ(program.Ask("alloc host_handle 64M"), "0");
-  EXPECT_EQ(program.Ask("alloc numa_handle 64M"), "0");
+  EXPECT_EQ(program.Ask("alloc handle:2:0 64M"), "0");
+  EXPECT_EQ(program.Ask("alloc handle:3:0 64M"), "0");
   EXPECT_EQ(program.Ask("info"), Info(4, 4));
   EXPECT_EQ(program.Ask("free 0"), "0");
   EXPECT_EQ(program.Ask("free 1"), "0");
+}
+
+// Types of locations that this library does not know may be of the GPU, too.
+TEST_F(PreloadKinds, HandlesOfLocationsThatAreNotKnownToBeTheHostsAreCharged) {
+  Program program = RunWithStream();
+  ASSERT_EQ(program.Ask("device 1"), "0");
+  EXPECT_EQ(program.Ask("alloc handle:6:256 20M"), "0") << "domain 1 of device 0";
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+  EXPECT_EQ(program.Ask("alloc handle:7:0 10M"), "0") << "a type that is not known: the thread's device";
+  EXPECT_EQ(program.Ask("info"), Info(54, 64));
+  EXPECT_EQ(program.Ask("alloc handle:7:0 56M"), "2");
+  EXPECT_EQ(program.Ask("device 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(44, 64));
+  EXPECT_EQ(program.Ask("alloc handle:6:0 46M"), "2");
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
+TEST_F(PreloadKinds, PoolsOfLocationsThatAreNotKnownToBeTheHostsAreCharged) {
+  for (const std::string pool : {"new_pool", "default_pool", "current_pool"}) {
+    for (const std::string location : {"6:1 pinned", "7:0 pinned", "0:0 managed", "1:1 managed", "2:0 managed"}) {
+      SCOPED_TRACE(pool + " " + location);
+      Program program = RunWithStream();
+      ASSERT_EQ(program.Ask("device 1"), "0");
+      ASSERT_EQ(program.Ask(absl::StrCat(pool, " ", location)), "0");
+      ASSERT_EQ(program.Ask("device 0"), "0");  // the pool's device is not the stream's
+      EXPECT_EQ(program.Ask("alloc pool 20M"), "0");
+      EXPECT_EQ(program.Ask("info"), Info(64, 64));
+      EXPECT_EQ(program.Ask("alloc pool 60M"), "2");
+      ASSERT_EQ(program.Ask("device 1"), "0");
+      EXPECT_EQ(program.Ask("info"), Info(32, 64));
+    }
+  }
+}
+
+TEST_F(PreloadKinds, PoolsOfHostMemoryPassThrough) {
+  for (const std::string pool : {"new_pool", "default_pool", "current_pool"}) {
+    for (const std::string location : {"2:0 pinned", "3:0 pinned"}) {
+      SCOPED_TRACE(pool + " " + location);
+      Program program = RunWithStream({{"VRAMBROKER_LIMIT", "4MiB"}});
+      ASSERT_EQ(program.Ask(absl::StrCat(pool, " ", location)), "0");
+      EXPECT_EQ(program.Ask("alloc pool 300M"), "0");
+      EXPECT_EQ(program.Ask("info"), Info(4, 4));
+      EXPECT_EQ(program.Ask("free 0"), "0");
+    }
+  }
+}
+
+// A program asks for its pools before it allocates, and may not allocate at all.
+TEST_F(PreloadKinds, ALocationsPoolIsFoundWithoutADaemon) {
+  daemon().Kill();
+  Program program = RunWithStream({{"VRAMBROKER_RECONNECT", "1ms"}});
+  EXPECT_EQ(program.Ask("default_pool 1:0 pinned"), "0");
+  EXPECT_EQ(program.Ask("alloc pool 2M"), "2");
 }
 
 TEST_F(PreloadKinds, ImportedHandlesAreNotChargedAgain) {
@@ -188,6 +242,9 @@ TEST_F(PreloadKinds, AGraphThatTakesTooMuchKeepsOthersFromGettingMore) {
 TEST_F(PreloadKinds, ManagedMemoryCanBeRefused) {
   Program program = RunWithStream({{"VRAMBROKER_MANAGED", "refuse"}});
   EXPECT_EQ(program.Ask("alloc managed 2M"), "2");
+  for (const std::string pool : {"new_pool", "default_pool", "current_pool"}) {
+    EXPECT_EQ(program.Ask(pool + " 0:0 managed"), "2");
+  }
   EXPECT_THAT(program.ErrorText(), HasSubstr("VRAMBROKER_MANAGED=refuse"));
   EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
 }

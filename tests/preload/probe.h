@@ -51,6 +51,8 @@
     (address_t * address, size_t bytes, void* pool, void* stream))                                          \
   F(cuMemFreeAsync, "cuMemFreeAsync", 11020, (address_t address, void* stream))                             \
   F(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", 11020, (void** pool, int device))               \
+  F(cuMemGetDefaultMemPool, "cuMemGetDefaultMemPool", 13000, (void** pool, const int* location, int type))  \
+  F(cuMemGetMemPool, "cuMemGetMemPool", 13000, (void** pool, const int* location, int type))                \
   F(cuMemPoolCreate, "cuMemPoolCreate", 11020, (void** pool, const struct properties* properties))          \
   F(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, (void* pool))                                              \
   F(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, (void* pool, size_t bytes))                                  \

@@ -43,16 +43,17 @@ static struct array3d array_of(size_t bytes) {
   return (struct array3d){1024, bytes / 4096, 0, 0x20, 1, 0};
 }
 
-static int create(struct thing* thing, int location_type) {
+/* "handle", of device 0, or "handle:TYPE:ID", of a location. */
+static int create(struct thing* thing) {
   struct properties properties = on_device();
-  properties.location_type = location_type;
-  properties.handle_types = location_type == 2 ? 0 : 1; /* a file descriptor */
+  sscanf(thing->kind, "handle:%d:%d", &properties.location_type, &properties.location);
+  properties.handle_types = properties.location_type == 2 ? 0 : 1; /* a file descriptor */
   return driver.cuMemCreate(&thing->handle, thing->bytes, &properties, 0);
 }
 
 /* As PyTorch does: the mapping alone keeps the memory. */
 static int create_and_map(struct thing* thing) {
-  int error = create(thing, 1);
+  int error = create(thing);
   if (error == 0) error = driver.cuMemAddressReserve(&thing->address, thing->bytes, 0, 0, 0);
   if (error == 0) error = driver.cuMemMap(thing->address, thing->bytes, 0, thing->handle, 0);
   if (error == 0) error = driver.cuMemRelease(thing->handle);
@@ -72,9 +73,7 @@ static int allocate(const char* kind, size_t bytes) {
   if (strcmp(kind, "array") == 0) return driver.cuArrayCreate_v2(&thing->array, &array);
   if (strcmp(kind, "array3d") == 0) return driver.cuArray3DCreate_v2(&thing->array, &array3d);
   if (strcmp(kind, "mipmapped") == 0) return driver.cuMipmappedArrayCreate(&thing->array, &array3d, 1);
-  if (strcmp(kind, "handle") == 0) return create(thing, 1);
-  if (strcmp(kind, "host_handle") == 0) return create(thing, 2);
-  if (strcmp(kind, "numa_handle") == 0) return create(thing, 3);
+  if (strncmp(kind, "handle", 6) == 0) return create(thing);
   if (strcmp(kind, "mapped") == 0) return create_and_map(thing);
   if (strcmp(kind, "async") == 0) return driver.cuMemAllocAsync(&thing->address, bytes, stream);
   if (strcmp(kind, "pool") == 0) return driver.cuMemAllocFromPoolAsync(&thing->address, bytes, pool, stream);
@@ -85,7 +84,7 @@ static int release(const struct thing* thing) {
   const char* kind = thing->kind;
   if (strcmp(kind, "array") == 0 || strcmp(kind, "array3d") == 0) return driver.cuArrayDestroy(thing->array);
   if (strcmp(kind, "mipmapped") == 0) return driver.cuMipmappedArrayDestroy(thing->array);
-  if (strstr(kind, "handle") != NULL) return driver.cuMemRelease(thing->handle);
+  if (strncmp(kind, "handle", 6) == 0) return driver.cuMemRelease(thing->handle);
   if (strcmp(kind, "mapped") == 0) return driver.cuMemUnmap(thing->address, thing->bytes);
   if (strcmp(kind, "async") == 0 || strcmp(kind, "pool") == 0) {
     const int error = driver.cuMemFreeAsync(thing->address, stream);
@@ -143,13 +142,32 @@ static int management(const char* version) {
   return error;
 }
 
-static int other(const char* word, const char* first) {
+/* "default_pool", "current_pool" or "new_pool", for "TYPE:ID" and "managed" or nothing. */
+static int pool_at(const char* word, const char* location, const char* memory) {
+  struct properties properties = on_device();
+  sscanf(location, "%d:%d", &properties.location_type, &properties.location);
+  if (strcmp(memory, "managed") == 0) properties.type = 2;
+  if (strcmp(word, "new_pool") == 0) return driver.cuMemPoolCreate(&pool, &properties);
+  const int of[] = {properties.location_type, properties.location};
+  return (strcmp(word, "default_pool") == 0 ? driver.cuMemGetDefaultMemPool : driver.cuMemGetMemPool)(&pool, of,
+                                                                                                      properties.type);
+}
+
+static int use_device(int device) {
+  void* context;
+  const int error = driver.cuDevicePrimaryCtxRetain(&context, device);
+  return error != 0 ? error : driver.cuCtxSetCurrent(context);
+}
+
+static int other(const char* word, const char* first, const char* second) {
   struct properties properties = on_device();
   void* context = NULL;
   address_t handle;
   unsigned long long threshold = ~0ull;
   if (strcmp(word, "stream") == 0) return driver.cuStreamCreate(&stream, 1);
   if (strcmp(word, "pool") == 0) return driver.cuMemPoolCreate(&pool, &properties);
+  if (strstr(word, "_pool") != NULL && *first != '\0') return pool_at(word, first, second);
+  if (strcmp(word, "device") == 0) return use_device(atoi(first));
   if (strcmp(word, "default_pool") == 0) return driver.cuDeviceGetDefaultMemPool(&pool, 0);
   if (strcmp(word, "keep") == 0) return driver.cuMemPoolSetAttribute(pool, 4, &threshold);
   if (strcmp(word, "destroy_pool") == 0) return driver.cuMemPoolDestroy(pool);
@@ -189,7 +207,7 @@ void probe_kinds(const char* word, const char* first, const char* second) {
   } else if (strcmp(word, "free") == 0) {
     error = release(&things[atoi(first)]);
   } else {
-    error = other(word, first);
+    error = other(word, first, second);
   }
   printf("%d\n", error);
 }
