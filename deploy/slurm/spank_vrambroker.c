@@ -413,7 +413,9 @@ static void tidy_up(const struct settings* settings, bool is_start) {
 int slurm_spank_init(spank_t spank, int argc, char** argv) {
   (void)spank;
   struct settings settings;
-  if (!read_settings(argc, argv, &settings)) return -1; /* said at once, where srun or slurmd starts */
+  /* Said at once, where srun or slurmd starts. A step's tasks are refused by slurm_spank_task_init(). */
+  if (spank_context() == S_CTX_REMOTE) return 0;
+  if (!read_settings(argc, argv, &settings)) return -1;
   if (spank_context() == S_CTX_SLURMD) tidy_up(&settings, true);
   return 0;
 }
@@ -457,18 +459,17 @@ int slurm_spank_job_epilog(spank_t spank, int argc, char** argv) {
   return 0;
 }
 
-/* In slurmstepd, for each step of the job, before there is a task. */
-int slurm_spank_init_post_opt(spank_t spank, int argc, char** argv) {
+/* Tells a step of its job's claim. */
+static bool tell_step(spank_t spank, int argc, char** argv) {
   struct settings settings;
   struct job job;
   uint32_t id = 0;
-  if (spank_context() != S_CTX_REMOTE) return 0;
-  if (!read_settings(argc, argv, &settings) || spank_get_item(spank, S_JOB_ID, &id) != ESPANK_SUCCESS) return -1;
+  if (!read_settings(argc, argv, &settings) || spank_get_item(spank, S_JOB_ID, &id) != ESPANK_SUCCESS) return false;
   char name[kName], path[kPath], old[kPath];
   if (read_job(id, &job)) {
     claim_name(&job, name);
     snprintf(path, sizeof path, "%s/claims/%s", settings.socket_dir, name);
-    return spank_setenv(spank, kSocketDirVariable, path, 1) == ESPANK_SUCCESS ? 0 : -1;
+    return spank_setenv(spank, kSocketDirVariable, path, 1) == ESPANK_SUCCESS;
   }
   /* It may have come along from a job that has submitted this one. */
   snprintf(path, sizeof path, "%s/claims/slurm-", settings.socket_dir);
@@ -476,5 +477,24 @@ int slurm_spank_init_post_opt(spank_t spank, int argc, char** argv) {
       strncmp(old, path, strlen(path)) == 0) {
     spank_unsetenv(spank, kSocketDirVariable);
   }
+  return true;
+}
+
+static bool step_is_refused; /* each task is a fork of slurmstepd */
+
+/* In slurmstepd, for each step of the job, before there is a task. A refusal here ends well for Slurm 22.05: srun has
+ * exit code 0, and a batch job whose script never ran is COMPLETED. Yet its node is drained. So the tasks are refused.
+ */
+int slurm_spank_init_post_opt(spank_t spank, int argc, char** argv) {
+  if (spank_context() == S_CTX_REMOTE) step_is_refused = !tell_step(spank, argc, argv);
   return 0;
+}
+
+/* In each task, whose stderr this reaches. */
+int slurm_spank_task_init(spank_t spank, int argc, char** argv) {
+  (void)spank;
+  struct settings settings;
+  if (!step_is_refused) return 0;
+  if (read_settings(argc, argv, &settings)) slurm_error("vrambroker: cannot tell the step of its job's claim");
+  return -1;
 }

@@ -366,6 +366,23 @@ refused "may have socket_dir=.*, not 'colour=red'" sudo -u alice srun -w gpu1 tr
 setting timeout=soon
 refused "timeout=soon in plugstack.conf is not a number of seconds" sudo -u alice srun -w gpu1 true
 setting timeout=600
+submit alice 64 'touch started; exec sleep 600' -w gpu2
+until_true [ -e started ]
+sed 's/timeout=600/colour=red/' /etc/slurm/plugstack.conf.d/vrambroker.conf > /tmp/colour_red
+on_gpu2() { nsenter --target $gpu2 --mount --root --wd=/ "$@"; }
+on_gpu2 mount --bind /tmp/colour_red /etc/slurm/plugstack.conf.d/vrambroker.conf
+refused "may have socket_dir=.*, not 'colour=red'" sudo -u alice srun --jobid="$job" --overlap -n1 touch has_run
+[ ! -e has_run ] || fail "a step that was refused has run"
+on_gpu2 umount /etc/slurm/plugstack.conf.d/vrambroker.conf
+sudo -u alice srun --jobid="$job" --overlap -n1 vramctl claim ls | grep "slurm-$job"
+scancel "$job"
+until_true claims_are ""
+until_true node_is gpu2 idle
+
+say "Of several --gres the last one counts"
+submit alice 64 'vramctl claim ls' -w gpu1 --gres=vram:20
+until_true has_ended "$job"
+until_true grep -q "slurm-$job.* 20.00 MiB" "$job.out"
 
 say "Without the package Slurm runs jobs as before"
 submit alice 64 'srun -n1 vramctl hold 16MiB' -w gpu1

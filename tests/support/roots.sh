@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Root folders of Debian, made by mmdebstrap, for scripts that test in them. To be sourced, after shell.sh.
+. "$(dirname "${BASH_SOURCE[0]}")/debian.sh"
 
 # in_own_namespaces SIZE "$@": runs the calling script again, in a mount and a pid namespace of its own, and ends with it. There its
 # first argument is "inside", its second a memory file system of SIZE, and the rest those given. So nothing is left when the script is
@@ -27,12 +28,4 @@ in_own_namespaces() {
   child=$!
   wait $child
   exit
-}
-
-# mirror_of_debian: the one that this machine uses.
-mirror_of_debian() {
-  local mirror
-  mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Identifier: Packages' | awk '$1 == "Debian" { print $2; exit }')
-  [ -n "$mirror" ] || fail "apt knows no mirror of Debian"
-  echo "$mirror"
 }

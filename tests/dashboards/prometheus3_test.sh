@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# What dashboards_files asks the promtool of this machine, of Prometheus 2, is asked here of Prometheus 3's, from Debian sid: its
+# ranges are open on the left.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../support/shell.sh"
+. "$here/../support/debian.sh"
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+if ! command -v apt-get > /dev/null || ! unpack_from_debian sid "$work" promtool > "$work/log" 2>&1; then
+  cat "$work/log" 2> /dev/null || true
+  echo "Skipped: Debian sid, where promtool 3 is, cannot be reached"
+  exit 77
+fi
+promtool=$work/usr/bin/promtool
+"$promtool" --version | tee "$work/version"
+grep -q '^promtool, version 3\.' "$work/version" || fail "it is not Prometheus 3"
+cd "$here/../../deploy/prometheus"
+"$promtool" check config prometheus.yml
+"$promtool" check rules vrambroker.rules.yml
+"$promtool" test rules vrambroker.rules.test.yml
