@@ -17,7 +17,10 @@ if ! command -v apt-get > /dev/null || ! unpack_from_debian sid "$work" promtool
 fi
 promtool=$work/usr/bin/promtool
 "$promtool" --version | tee "$work/version"
-grep -q '^promtool, version 3\.' "$work/version" || fail "it is not Prometheus 3"
+if ! grep -q '^promtool, version 3\.' "$work/version"; then
+  echo "Skipped: Debian sid has another version than 3 by now"
+  exit 77
+fi
 cd "$here/../../deploy/prometheus"
 "$promtool" check config prometheus.yml
 "$promtool" check rules vrambroker.rules.yml
