@@ -10,4 +10,4 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-for test in image claims compose; do "$here/${test}_test.sh" "$work" "$1"; done
+for test in image claims preload compose; do "$here/${test}_test.sh" "$work" "$1"; done

@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 
-FOLDERS = ("allocator", "client", "deploy", "proto", "server", "tests")
+FOLDERS = ("allocator", "client", "deploy", "findings", "proto", "server", "tests")
 NAMED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*\w)`")
 LINKED = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
