@@ -100,38 +100,41 @@ uint64_t Stagger(const std::vector<JobProfile>& profiles, std::vector<JobShare>&
 SharePlan PlanShare(const std::vector<JobProfile>& profiles, uint64_t device_bytes) {
   SharePlan plan;
   plan.jobs.resize(profiles.size());
+  const uint64_t device = device_bytes - device_bytes % 2_MiB;  // no segment is smaller
   uint64_t floors = 0;
   uint64_t tallest = 0;  // above its floor
   for (const JobProfile& profile : profiles) {
-    plan.private_bytes += profile.peak_reserved;
-    plan.worst_bytes += profile.peak_needed;
-    floors += profile.floor_needed;
-    tallest = std::max(tallest, profile.peak_needed - profile.floor_needed);
+    const uint64_t needed = RoundUpTo(profile.peak_needed, 2_MiB);
+    const uint64_t floor = RoundUpTo(profile.floor_needed, 2_MiB);
+    plan.private_bytes += RoundUpTo(profile.peak_reserved, 2_MiB);
+    plan.worst_bytes += needed;
+    floors += floor;
+    tallest = std::max(tallest, needed - floor);
   }
   plan.turns_bytes = floors + tallest;
   plan.staggered_bytes = Stagger(profiles, plan.jobs);
-  plan.fit = plan.private_bytes <= device_bytes ? Fit::kPrivately
-             : plan.worst_bytes <= device_bytes ? Fit::kReclaiming
-             : plan.turns_bytes <= device_bytes ? Fit::kInTurns
-                                                : Fit::kNot;
-
-  for (size_t i = 0; i < profiles.size(); ++i) {
-    // With room for all peaks each job is sure of its own. Else each is sure of what it has between its steps.
-    const bool all_peaks = plan.fit == Fit::kPrivately || plan.fit == Fit::kReclaiming;
-    plan.jobs[i].guarantee = all_peaks ? profiles[i].peak_needed : profiles[i].floor_needed;
-    plan.jobs[i].limit = profiles[i].peak_reserved;
-  }
-  uint64_t guaranteed = 0;
-  for (JobShare& share : plan.jobs) {
-    share.guarantee = RoundUpTo(share.guarantee, 2_MiB);
-    guaranteed += share.guarantee;
-  }
-  for (JobShare& share : plan.jobs) {
-    const uint64_t others = guaranteed - share.guarantee;
-    const uint64_t left = device_bytes > others ? device_bytes - others : 0;
-    share.limit = RoundUpTo(std::min(share.limit, left), 2_MiB);
-  }
+  plan.fit = plan.private_bytes <= device ? Fit::kPrivately
+             : plan.worst_bytes <= device ? Fit::kReclaiming
+             : plan.turns_bytes <= device ? Fit::kInTurns
+                                          : Fit::kNot;
   if (plan.fit == Fit::kNot) return plan;
+
+  uint64_t guaranteed = 0;
+  for (size_t i = 0; i < profiles.size(); ++i) {
+    const JobProfile& profile = profiles[i];
+    // With room for all peaks each job is sure of its own. Else each is sure of what it has between its steps.
+    const uint64_t sure = plan.fit == Fit::kPrivately    ? std::min(profile.peak_needed, profile.peak_reserved)
+                          : plan.fit == Fit::kReclaiming ? profile.peak_needed
+                                                         : profile.floor_needed;
+    plan.jobs[i].guarantee = RoundUpTo(sure, 2_MiB);
+    guaranteed += plan.jobs[i].guarantee;
+  }
+  for (size_t i = 0; i < profiles.size(); ++i) {
+    // A job whose memory is reclaimed may need more than with a cache that nobody touches.
+    const uint64_t most = std::max(profiles[i].peak_needed, profiles[i].peak_reserved);
+    JobShare& share = plan.jobs[i];
+    share.limit = std::min(RoundUpTo(most, 2_MiB), device - (guaranteed - share.guarantee));
+  }
 
   std::vector<Runner> together = RunnersOf(profiles);
   const bool all_finish = Simulate(together, device_bytes, /*in_turns=*/false);

@@ -14,6 +14,8 @@ import tempfile
 LLAMA_7B = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 2048,
             "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
+# Each block fits into the segment of the one before. Reclaimed in between, the second needs a segment of 20 MiB.
+MOVED = "a 0 14680064 0\nf 0\na 1 7340032 0\nf 1\na 2 3145728 0\n"
 GPT = ["--layers=12", "--hidden=768", "--heads=12", "--vocab=50257", "--seq=1024"]
 
 
@@ -192,6 +194,44 @@ def share_faults(command, folder, daemon):
             yield f"plan share does not print {part!r}: {text}"
 
 
+def policy_faults(command, folder, daemon):
+    """Whatever plan share writes is a configuration that the daemon takes."""
+    rules, fits = folder / "rules.textproto", set()
+    small = folder / "small.trace"  # of one step: 2 MiB at most, and nothing at all times
+    small.write_text("p\na 0 512 0\nf 0\np\na 1 512 0\nf 1\n", encoding="utf-8")
+    moved = folder / "moved.trace"  # needs more when its memory is reclaimed than with a cache of its own
+    moved.write_text(MOVED, encoding="utf-8")
+    profile = command.json("plan", "share", moved, "--device-bytes=1GiB")["jobs"][0]
+    if not profile["peak_needed_bytes"] > profile["peak_reserved_bytes"]:
+        yield f"a reclaim does not move the blocks of {moved.name}: {profile}"
+    jobs = [[moved], [moved, moved], [small], [small, small, moved],
+            [moved, folder / "gpt.trace", folder / "gpt.checkpointed.trace"]]
+    for files in jobs:
+        sums = command.json("plan", "share", *files, "--device-bytes=200GiB")
+        for key in ("private_bytes", "worst_bytes", "turns_bytes", "staggered_bytes"):
+            for extra in (-(2 << 20) - 1, -(2 << 20), -1, 0, 1, 2 << 20, (2 << 20) + 1):
+                device = sums[key] + extra
+                rules.unlink(missing_ok=True)
+                if device <= 0:
+                    continue
+                plan = command.json("plan", "share", *files, f"--device-bytes={device}", "-o", rules)
+                if "failed" in plan or plan["fit"] == "not":
+                    if rules.exists():
+                        yield f"{files} on {device} do not fit, and there are rules"
+                    continue
+                fits.add(plan["fit"])
+                for capacity in ("", f'capacity: "{device}"\n'):
+                    rules.write_text(capacity + plan["policy"], encoding="utf-8")
+                    done = subprocess.run([daemon, "--config", rules, "--check-config"], capture_output=True, text=True,
+                                          check=False)
+                    if done.returncode != 0 or "max_sessions" in done.stderr + done.stdout:
+                        yield f"{files} on {device}: the daemon refuses {rules.read_text(encoding='utf-8')}: {done}"
+                if sum(job["guarantee_bytes"] for job in plan["jobs"]) > device:
+                    yield f"{files} on {device}: more is guaranteed than there is: {plan}"
+    if fits != {"privately", "reclaiming", "in_turns"}:
+        yield f"only these were tried: {fits}"
+
+
 def command_bytes(command, trace, other, key):
     return command.json("plan", "share", trace, other, "--device-bytes=200GiB")[key]
 
@@ -298,7 +338,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         faults = [*train_faults(command, folder), *serve_faults(command, folder),
-                  *share_faults(command, folder, sys.argv[2]), *refusal_faults(command, folder),
+                  *share_faults(command, folder, sys.argv[2]), *policy_faults(command, folder, sys.argv[2]),
+                  *refusal_faults(command, folder),
                   *completion_faults(command)]
     for fault in faults:
         print(fault)
