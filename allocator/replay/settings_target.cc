@@ -71,12 +71,11 @@ std::string SettingsTarget::name() const {
 }
 
 std::string SettingsTarget::Use(const AllocatorOptions& options) const {
-  const bool knows_new_name = !is_torch_ || IsAtLeast(2, 14);
   if (options == AllocatorOptions()) {
-    return is_torch_ ? "unset PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF"
-                     : "PYTORCH_ALLOC_CONF=large_segment_size_mb:20";
+    return is_torch_ ? "unset PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_ALLOC_CONF"
+                     : "PYTORCH_CUDA_ALLOC_CONF=large_segment_size_mb:20";
   }
-  return absl::StrCat(knows_new_name ? "PYTORCH_ALLOC_CONF=" : "PYTORCH_CUDA_ALLOC_CONF=", FormatAllocConf(options));
+  return absl::StrCat("PYTORCH_CUDA_ALLOC_CONF=", FormatAllocConf(options));
 }
 
 }  // namespace vrambroker

@@ -32,8 +32,9 @@ class SettingsTarget {
 
   // What it is called: "vrambroker", "torch-2.6".
   std::string name() const;
-  // How to give it `options`: "PYTORCH_ALLOC_CONF=max_split_size_mb:64". vrambroker's clients read the same variables;
-  // where they find none, the daemon's settings apply, so that its defaults are named, too.
+  // How to give it `options`: "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64". Every release reads this name, and takes
+  // it before any newer one: an image may export it. vrambroker's clients read the same variables; where they find
+  // none, the daemon's settings apply, so that its defaults are named, too.
   std::string Use(const AllocatorOptions& options) const;
 
  private:

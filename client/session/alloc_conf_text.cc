@@ -12,12 +12,24 @@ namespace vrambroker::client_internal {
 namespace {
 
 constexpr char kField[] = "alloc_conf";  // as the daemon calls it
-constexpr char kNewVariable[] = "PYTORCH_ALLOC_CONF";
-constexpr char kOldVariable[] = "PYTORCH_CUDA_ALLOC_CONF";
+constexpr const char* kVariables[] = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"};
 
-std::string Environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
+// The first variable that is set counts, even when it is empty; a later one with another text is warned of.
+void TakeFromEnvironment(AllocConfText* conf) {
+  bool is_found = false;
+  for (const char* name : kVariables) {
+    const char* const value = std::getenv(name);
+    if (value == nullptr) continue;
+    if (!is_found) {
+      is_found = true;
+      conf->text = value;
+      conf->source = name;
+    } else if (*value != '\0' && conf->text != value) {
+      conf->warnings.push_back(absl::StrCat(name, " is ignored: ", conf->source,
+                                            " comes first, as in PyTorch 2.14, and is ",
+                                            conf->text.empty() ? "set but empty." : "set to a different value."));
+    }
+  }
 }
 
 }  // namespace
@@ -33,14 +45,7 @@ absl::StatusOr<AllocConfText> FindAllocConf(const std::optional<std::string>& op
   if (option.has_value()) {
     conf.text = *option;
   } else {
-    const std::string newer = Environment(kNewVariable);
-    const std::string older = Environment(kOldVariable);
-    conf.text = newer.empty() ? older : newer;
-    conf.source = newer.empty() ? kOldVariable : kNewVariable;
-    if (!newer.empty() && !older.empty() && newer != older) {
-      conf.warnings.push_back(
-          absl::StrCat(kOldVariable, " is ignored: ", kNewVariable, " is also set, to a different value."));
-    }
+    TakeFromEnvironment(&conf);
   }
   if (!std::all_of(conf.text.begin(), conf.text.end(), [](unsigned char c) { return absl::ascii_isascii(c); })) {
     return absl::InvalidArgumentError(absl::StrCat(conf.source, ": has non-ASCII characters; accepted: KEY:VALUE,..."));

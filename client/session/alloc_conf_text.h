@@ -21,8 +21,9 @@ struct AllocConfText {
   absl::Status NameSource(const absl::Status& status) const;
 };
 
-// From the option, or else from PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF, as PyTorch does. InvalidArgument for
-// text that a message cannot carry.
+// From the option, or else from the environment, as PyTorch 2.14.1 does (AcceleratorAllocatorConfig::instance()): the
+// first of PYTORCH_CUDA_ALLOC_CONF, PYTORCH_HIP_ALLOC_CONF and PYTORCH_ALLOC_CONF that is set, even when it is empty.
+// InvalidArgument for text that a message cannot carry.
 absl::StatusOr<AllocConfText> FindAllocConf(const std::optional<std::string>& option);
 
 }  // namespace vrambroker::client_internal

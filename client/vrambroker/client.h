@@ -76,8 +76,8 @@ struct ClientOptions {
   // $VRAMBROKER_WAIT, else it fails as soon as those that hold reclaimable memory were asked for it.
   absl::Duration wait = absl::ZeroDuration();
   // How the session's allocator works, in PyTorch's syntax: "max_split_size_mb:128,garbage_collection_threshold:0.8".
-  // None: $PYTORCH_ALLOC_CONF, or else $PYTORCH_CUDA_ALLOC_CONF, where set and not empty. Empty: the daemon's settings.
-  // Connect() refuses what it does not understand with INVALID_ARGUMENT; see also Client::warnings().
+  // None: the first that is set of $PYTORCH_CUDA_ALLOC_CONF, $PYTORCH_HIP_ALLOC_CONF, $PYTORCH_ALLOC_CONF. Empty: the
+  // daemon's settings. Connect() refuses text it cannot read with INVALID_ARGUMENT; see also Client::warnings().
   std::optional<std::string> alloc_conf;
   Placement placement = Placement::kLeased;
   // kLeased: segments that hold no block for longer than this go back to the daemon by themselves.

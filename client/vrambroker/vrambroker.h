@@ -158,8 +158,8 @@ typedef struct vrambroker_options {
    * capacity. A number below 1048576 without a unit is refused.
    * NULL: $VRAMBROKER_LIMIT, else what the daemon's policy allows. */
   const char* limit;
-  /* How the session's allocator works, in PyTorch's syntax: "max_split_size_mb:128". NULL: $PYTORCH_ALLOC_CONF, or else
-   * $PYTORCH_CUDA_ALLOC_CONF. "": the daemon's settings. */
+  /* How the session's allocator works, in PyTorch's syntax: "max_split_size_mb:128". NULL: the first that is set
+   * of $PYTORCH_CUDA_ALLOC_CONF, $PYTORCH_HIP_ALLOC_CONF, $PYTORCH_ALLOC_CONF. "": the daemon's settings. */
   const char* alloc_conf;
   int64_t idle_decay_ms;      /* segments without blocks go back by themselves after so long; 0: never */
   int64_t connect_timeout_ms; /* 0: 5 s */
@@ -406,7 +406,7 @@ VRAMBROKER_API void vrambroker_scope_end(uint32_t outer);
  */
 
 /* Connects that client. FAILED_PRECONDITION when it is connected already. Without it the first use connects, from the
- * environment alone: VRAMBROKER_SOCKET_DIR, VRAMBROKER_NAME, VRAMBROKER_LIMIT, PYTORCH_ALLOC_CONF. */
+ * environment alone: VRAMBROKER_SOCKET_DIR, VRAMBROKER_NAME, VRAMBROKER_LIMIT, PYTORCH_CUDA_ALLOC_CONF. */
 VRAMBROKER_API int vrambroker_torch_connect(const vrambroker_options* options);
 /* That client, for its figures; connects at first use. Do not disconnect it. */
 VRAMBROKER_API int vrambroker_torch_client(vrambroker_client** client);

@@ -515,8 +515,8 @@ void CommandLine::AddTools() {
   AddDevice(hold, &context_.only_device, "Device to allocate on. Default: 0.");
   hold->add_option(
           "--alloc-conf", context_.replay.alloc_conf,
-          "Allocator settings in PyTorch's syntax, as max_split_size_mb:128. Default: $PYTORCH_ALLOC_CONF, else "
-          "$PYTORCH_CUDA_ALLOC_CONF.")
+          "Allocator settings in PyTorch's syntax, as max_split_size_mb:128. Default: $PYTORCH_CUDA_ALLOC_CONF, else "
+          "$PYTORCH_HIP_ALLOC_CONF, else $PYTORCH_ALLOC_CONF.")
       ->type_name("SETTINGS");
   hold->footer("Examples:\n  $ vramctl hold 1GiB --limit 0.5 --name trainer");
 

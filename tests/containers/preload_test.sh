@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # What `vramctl claim cdi --preload` brings into a container whose image preloads a library of its own: deploy/CONTAINERS.md.
-own_network=--net
 . "$(dirname "$0")/podman.sh"
 daemon=""
 end() {
   local code=$?
   podman rm --all --force > /dev/null 2>&1 || true
   [ -z "$daemon" ] || kill "$daemon" 2> /dev/null || true
-  [ $code = 0 ] || cat "$work/preload-daemon.log" >&2
+  if [ $code != 0 ] && [ -e "$work/preload-daemon.log" ]; then cat "$work/preload-daemon.log" >&2; fi
 }
 trap end EXIT
 export PATH=$build/client:$build/server:$PATH

@@ -643,7 +643,8 @@ class Worker:
         self._settings = settings
         self._until = time.monotonic() + settings.left(at_most)
         environment = dict(environment_of_one_gpu(), CUBLAS_WORKSPACE_CONFIG=":4096:8", PYTHONUNBUFFERED="1")
-        for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "VRAMBROKER_LIMIT", "VRAMBROKER_NAME"):
+        for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "VRAMBROKER_LIMIT",
+                         "VRAMBROKER_NAME"):
             environment.pop(variable, None)
         if settings.library:
             environment["VRAMBROKER_LIBRARY"] = os.path.abspath(settings.library)

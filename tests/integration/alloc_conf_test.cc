@@ -35,15 +35,15 @@ constexpr uint64_t kRequest = 1'200'000;
 constexpr uint64_t kPlainBlock = 1'200'128;
 constexpr uint64_t kQuarterBlock = 1'310'720;  // with roundup_power2_divisions:4
 
-constexpr char kNewVariable[] = "PYTORCH_ALLOC_CONF";
-constexpr char kOldVariable[] = "PYTORCH_CUDA_ALLOC_CONF";
+constexpr char kCudaVariable[] = "PYTORCH_CUDA_ALLOC_CONF";
+constexpr char kHipVariable[] = "PYTORCH_HIP_ALLOC_CONF";
+constexpr char kUnifiedVariable[] = "PYTORCH_ALLOC_CONF";
 
 class AllocConfTest : public DaemonTest {
  protected:
   // The clients of this process are told what each test tells them.
   AllocConfTest() {
-    unsetenv(kNewVariable);
-    unsetenv(kOldVariable);
+    for (const char* variable : {kCudaVariable, kHipVariable, kUnifiedVariable}) unsetenv(variable);
   }
 
   absl::StatusOr<Client> ConnectWith(const std::string& name, const std::string& alloc_conf,
@@ -114,25 +114,29 @@ TEST_F(AllocConfTest, TheEnvironmentIsRead) {
   const std::string four = "roundup_power2_divisions:4";
   const std::string plain = "roundup_power2_divisions:1";
   struct Case {
-    std::string newer, older;
+    Environment environment;
     Arguments flags;
     uint64_t block_bytes;
     std::string warning;
   };
-  for (const Case& c : std::vector<Case>{{"", "", {}, kHalfBlock, ""},
-                                         {four, "", {}, kQuarterBlock, ""},
-                                         {"", four, {}, kQuarterBlock, ""},
-                                         {four, four, {}, kQuarterBlock, ""},
-                                         {four, plain, {}, kQuarterBlock, "PYTORCH_CUDA_ALLOC_CONF is ignored"},
-                                         {plain, four, {}, kPlainBlock, "PYTORCH_CUDA_ALLOC_CONF is ignored"},
-                                         {four, "", {"--alloc-conf=" + plain}, kPlainBlock, ""},
-                                         {"backend:cudaMallocAsync,roundup_power2_divisions:4",
-                                          "",
-                                          {},
-                                          kQuarterBlock,
-                                          "PYTORCH_ALLOC_CONF: backend:cudaMallocAsync has no effect"}}) {
-    SCOPED_TRACE(absl::StrCat("'", c.newer, "' '", c.older, "'"));
-    const auto [json, err] = Hold({{kNewVariable, c.newer}, {kOldVariable, c.older}}, c.flags);
+  for (const Case& c : std::vector<Case>{
+           {{}, {}, kHalfBlock, ""},
+           {{{kCudaVariable, four}}, {}, kQuarterBlock, ""},
+           {{{kHipVariable, four}}, {}, kQuarterBlock, ""},
+           {{{kUnifiedVariable, four}}, {}, kQuarterBlock, ""},
+           {{{kUnifiedVariable, four}, {kCudaVariable, four}}, {}, kQuarterBlock, ""},
+           {{{kUnifiedVariable, four}, {kCudaVariable, plain}}, {}, kPlainBlock, "PYTORCH_ALLOC_CONF is ignored"},
+           {{{kUnifiedVariable, plain}, {kCudaVariable, four}}, {}, kQuarterBlock, "PYTORCH_ALLOC_CONF is ignored"},
+           {{{kUnifiedVariable, four}, {kCudaVariable, ""}}, {}, kHalfBlock, "PYTORCH_ALLOC_CONF is ignored"},
+           {{{kUnifiedVariable, four}}, {"--alloc-conf=" + plain}, kPlainBlock, ""},
+           {{{kUnifiedVariable, "backend:cudaMallocAsync,roundup_power2_divisions:4"}},
+            {},
+            kQuarterBlock,
+            "PYTORCH_ALLOC_CONF: backend:cudaMallocAsync has no effect"}}) {
+    std::string trace;
+    for (const auto& [name, value] : c.environment) absl::StrAppend(&trace, name, "='", value, "' ");
+    SCOPED_TRACE(trace);
+    const auto [json, err] = Hold(c.environment, c.flags);
     ASSERT_TRUE(json.is_object()) << err;
     EXPECT_EQ(json["block_bytes"], c.block_bytes);
     if (c.warning.empty()) {
@@ -172,9 +176,8 @@ TEST_F(AllocConfTest, BadSettingsAreRefusedAndNothingIsLost) {
             "alloc_conf: "}}) {
     EXPECT_STATUS(ConnectWith("bad", text), StatusCode::kInvalidArgument, part);
   }
-  for (const auto& [newer, older, name] : std::vector<std::array<std::string, 3>>{
-           {"max_split_size_mb:5", "", kNewVariable}, {"", "max_split_size_mb:5", kOldVariable}}) {
-    const RunResult hold = Ctl({"hold", "1MiB"}, {{kNewVariable, newer}, {kOldVariable, older}});
+  for (const char* name : {kCudaVariable, kHipVariable, kUnifiedVariable}) {
+    const RunResult hold = Ctl({"hold", "1MiB"}, {{name, "max_split_size_mb:5"}});
     EXPECT_EQ(hold.exit_code, 1);
     EXPECT_EQ(hold.out, "");
     EXPECT_TRUE(StrContains(hold.err, absl::StrCat(name, ": max_split_size_mb: \"5\" is not a whole number from 20")))

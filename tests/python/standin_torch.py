@@ -19,7 +19,7 @@ class Native:
     """PyTorch's caching allocator as far as segments go: each tensor is one; freed ones are cached. Locked as PyTorch's
     is: also while it asks for a segment, unless release_lock_on_cudamalloc is set."""
 
-    def __init__(self, lib):
+    def __init__(self, lib, settings=""):
         self.lib = lib
         self.segments = {}  # address -> (bytes, pool id or None); what is in use
         self.cached = []  # (address, bytes, pool id)
@@ -37,14 +37,14 @@ class Native:
         self.emptied_in_capture = 0
         self.before_empty = lambda: None
         self.stream = None  # the current one
-        self.set(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+        self.set(settings)
 
     def set(self, text):
         # These stay as they are when they are not named.
         settings = {name: self.settings[name] for name in (*self.knows, "expandable_segments") if name in self.settings}
         for part in text.split(","):
             if part:
-                key, value = part.strip().split(":")
+                key, value = part.replace(" ", "").split(":")
                 if key not in ("max_split_size_mb", "expandable_segments", *self.knows):
                     raise RuntimeError("Unrecognized CachingAllocator option: " + key)
                 settings[key] = value
@@ -160,7 +160,10 @@ class PluggableInner:
 def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, initialized=False):
     """Puts a `torch` into sys.modules, over the standins of libc10.so and its neighbours in the folder `standins`."""
     lib = ctypes.CDLL(standins + "/libc10_cuda.so")
-    native = Native(lib)
+    variables = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    if tuple(map(int, version.split(".")[:2])) < (2, 10):
+        variables = variables[:1]
+    native = Native(lib, next((os.environ[name] for name in variables if name in os.environ), ""))
     torch = types.ModuleType("torch")
     torch.cuda = types.ModuleType("torch.cuda")
     torch.cuda.memory = memory = types.ModuleType("torch.cuda.memory")

@@ -317,6 +317,7 @@ class TorchTest(support.DaemonTest):
 
     def test_settings_that_go_past_the_broker(self):
         for variable, value in (("PYTORCH_ALLOC_CONF", "max_split_size_mb:512, expandable_segments : True"),
+                                ("PYTORCH_HIP_ALLOC_CONF", "expandable_segments:True"),
                                 ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
                                 ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")):
             self.run_torch("""
@@ -324,6 +325,20 @@ class TorchTest(support.DaemonTest):
                 found = refused(vrambroker.torch.enable)
                 assert %r in str(found) and found.code == vrambroker.Code.FAILED_PRECONDITION, found
             """ % variable, **{variable: value})
+
+    def test_settings_that_this_release_does_not_read(self):
+        past = "expandable_segments:True"
+        for version, text, variables in (
+                ("2.14.1", "max_split_size_mb:64", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64", "PYTORCH_ALLOC_CONF": past}),
+                ("2.14.1", "", {"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": past, "PYTORCH_HIP_ALLOC_CONF": past}),
+                ("2.9.1", "", {"PYTORCH_ALLOC_CONF": past}),
+                ("2.6.0", "", {"PYTORCH_ALLOC_CONF": past, "PYTORCH_HIP_ALLOC_CONF": past})):
+            self.run_torch("""
+                torch = start(version=%r)
+                vrambroker.torch.enable()
+                vrambroker.torch.disable()
+                assert torch.native.settings_text.replace("release_lock_on_cudamalloc:False", "").strip(",") == %r
+            """ % (version, text), **variables)
 
     def test_memory_from_before(self):
         self.run_torch("""

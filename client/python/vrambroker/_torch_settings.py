@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 from ._errors import Code, Error
 from ._torch_patches import Patches
@@ -16,7 +16,9 @@ INSTEAD_OF_EXPANDABLE = (
     "session's limit. Against fragmentation, let `vramctl tune` try other settings on a recording of this session, or call "
     "torch.cuda.empty_cache() between phases")
 
-_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+# PyTorch takes the first that is set, even when it is empty (2.14.1's sources). Before 2.10 it knows the first alone: so say the
+# sources of 2.6.0 and, of 2.9.1, pytorch/pytorch #183387.
+_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _EXPANDABLE = re.compile(r"expandable_segments\s*:\s*(true|1)\b", re.IGNORECASE)
 _RELEASE_LOCK = "release_lock_on_cudamalloc"
 # Each sets all settings anew. The newer one is called by the older.
@@ -27,19 +29,29 @@ def wants_expandable(text: str) -> bool:
     return _EXPANDABLE.search(text) is not None
 
 
+def in_force(torch: Any) -> Tuple[str, str]:
+    """The environment variable that this release takes its settings from, and its text."""
+    release = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    knows_all = release is None or (int(release[1]), int(release[2])) >= (2, 10)
+    for variable in _VARIABLES if knows_all else _VARIABLES[:1]:
+        if variable in os.environ:
+            return variable, os.environ[variable]
+    return _VARIABLES[0], ""
+
+
 def check_environment(torch: Any) -> None:
     """Before anything is connected. Error FAILED_PRECONDITION."""
-    for variable in _VARIABLES:
-        if wants_expandable(os.environ.get(variable, "")):
-            raise Error(Code.FAILED_PRECONDITION, f"${variable}: with expandable_segments, PyTorch bypasses the broker and "
-                        "gets its memory from the driver: remove expandable_segments")
+    variable, text = in_force(torch)
+    if wants_expandable(text):
+        raise Error(Code.FAILED_PRECONDITION, f"${variable}: with expandable_segments, PyTorch bypasses the broker and "
+                    "gets its memory from the driver: remove expandable_segments")
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") not in ("", "0"):
         raise Error(Code.FAILED_PRECONDITION, "$PYTORCH_NO_CUDA_MEMORY_CACHING: without its cache PyTorch would lease 2 MiB "
                     "from the daemon for every tensor: unset it")
     get_backend = getattr(torch.cuda, "get_allocator_backend", None)
     if get_backend is not None and get_backend() != "native":
         raise Error(Code.FAILED_PRECONDITION, f"PyTorch's allocator is {get_backend()!r}, not its own: remove backend:... "
-                    "from $PYTORCH_ALLOC_CONF, and anything else that changes the allocator")
+                    f"from ${variable}, and anything else that changes the allocator")
     if is_expandable(torch):
         raise Error(Code.FAILED_PRECONDITION, "expandable_segments is switched on, by a call of "
                     "torch.cuda.memory._set_allocator_settings(), as some libraries make it when they are imported: PyTorch "
@@ -75,8 +87,7 @@ class AllocatorSettings:
                 self._setter = setter
         before = _snapshot_settings(torch)
         # What the program has asked for.
-        self._text = str(before.get("PYTORCH_CUDA_ALLOC_CONF") or before.get("PYTORCH_ALLOC_CONF") or
-                         next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), ""))
+        self._text = str(next((before[name] for name in _VARIABLES if name in before), in_force(torch)[1]))
         self._released = bool(before.get(_RELEASE_LOCK, False))
         self._release_lock()
         for name in _SETTERS:

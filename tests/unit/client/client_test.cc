@@ -261,64 +261,70 @@ TEST(DefaultSocketDirTest, FollowsTheEnvironment) {
   if (old != nullptr) setenv("VRAMBROKER_SOCKET_DIR", saved.c_str(), 1);
 }
 
-// Sets both variables for a test, nullptr for none, and puts back what was there.
+// Sets PyTorch's variables for a test, nullptr for none, and puts back what was there.
 class AllocConfVariables {
  public:
-  AllocConfVariables(const char* newer, const char* older) {
-    for (const auto& [name, value] : {std::pair(kNames[0], newer), std::pair(kNames[1], older)}) {
+  AllocConfVariables(const char* cuda, const char* hip, const char* unified) {
+    for (const auto& [name, value] : {std::pair(kNames[0], cuda), {kNames[1], hip}, {kNames[2], unified}}) {
       const char* old = std::getenv(name);
       saved_.push_back(old == nullptr ? std::nullopt : std::optional<std::string>(old));
       value == nullptr ? unsetenv(name) : setenv(name, value, 1);
     }
   }
   ~AllocConfVariables() {
-    for (size_t i = 0; i < 2; ++i) {
+    for (size_t i = 0; i < saved_.size(); ++i) {
       saved_[i].has_value() ? setenv(kNames[i], saved_[i]->c_str(), 1) : unsetenv(kNames[i]);
     }
   }
 
  private:
-  static constexpr const char* kNames[] = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"};
+  static constexpr const char* kNames[] = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"};
   std::vector<std::optional<std::string>> saved_;
 };
 
-TEST(FindAllocConfTest, TheOptionThenTheNewVariableThenTheOldOne) {
+// The order is that of PyTorch 2.14.1 (c10/core/AllocatorConfig.cpp, AcceleratorAllocatorConfig::instance()).
+TEST(FindAllocConfTest, TheOptionThenTheFirstVariableThatIsSet) {
+  constexpr char kCuda[] = "PYTORCH_CUDA_ALLOC_CONF", kHip[] = "PYTORCH_HIP_ALLOC_CONF",
+                 kUnified[] = "PYTORCH_ALLOC_CONF";
   struct Case {
     std::optional<std::string> option;
-    const char* newer;
-    const char* older;
+    const char* cuda;
+    const char* hip;
+    const char* unified;
     std::string text;
-    std::string source;  // not compared when there is no text
-    size_t warnings;
+    std::string source;
+    std::vector<std::string> ignored;
   };
   for (const Case& c : std::vector<Case>{
-           {std::nullopt, nullptr, nullptr, "", "", 0},
-           {std::nullopt, "", "", "", "", 0},
-           {std::nullopt, "a:1", nullptr, "a:1", "PYTORCH_ALLOC_CONF", 0},
-           {std::nullopt, nullptr, "b:2", "b:2", "PYTORCH_CUDA_ALLOC_CONF", 0},
-           {std::nullopt, "", "b:2", "b:2", "PYTORCH_CUDA_ALLOC_CONF", 0},
-           {std::nullopt, "a:1", "", "a:1", "PYTORCH_ALLOC_CONF", 0},
-           {std::nullopt, "a:1", "b:2", "a:1", "PYTORCH_ALLOC_CONF", 1},
-           {std::nullopt, "a:1", "a:1", "a:1", "PYTORCH_ALLOC_CONF", 0},
-           {"c:3", "a:1", "b:2", "c:3", "alloc_conf", 0},
-           {"", "a:1", "b:2", "", "", 0},
+           {std::nullopt, nullptr, nullptr, nullptr, "", "alloc_conf", {}},
+           {std::nullopt, "a:1", nullptr, nullptr, "a:1", kCuda, {}},
+           {std::nullopt, nullptr, "b:2", nullptr, "b:2", kHip, {}},
+           {std::nullopt, nullptr, nullptr, "c:3", "c:3", kUnified, {}},
+           {std::nullopt, "a:1", "b:2", "c:3", "a:1", kCuda, {kHip, kUnified}},
+           {std::nullopt, "a:1", nullptr, "c:3", "a:1", kCuda, {kUnified}},
+           {std::nullopt, nullptr, "b:2", "c:3", "b:2", kHip, {kUnified}},
+           {std::nullopt, "a:1", "a:1", "a:1", "a:1", kCuda, {}},
+           {std::nullopt, "a:1", "", "", "a:1", kCuda, {}},
+           {std::nullopt, "", "", "", "", kCuda, {}},
+           {std::nullopt, "", nullptr, "c:3", "", kCuda, {kUnified}},
+           {std::nullopt, nullptr, "", "c:3", "", kHip, {kUnified}},
+           {"d:4", "a:1", "b:2", "c:3", "d:4", "alloc_conf", {}},
+           {"", "a:1", "b:2", "c:3", "", "alloc_conf", {}},
        }) {
-    const AllocConfVariables variables(c.newer, c.older);
+    const AllocConfVariables variables(c.cuda, c.hip, c.unified);
     const auto found = client_internal::FindAllocConf(c.option);
     ASSERT_TRUE(found.ok()) << found.status();
     EXPECT_EQ(found->text, c.text);
-    if (!c.text.empty()) {
-      EXPECT_EQ(found->source, c.source);
-    }
-    ASSERT_EQ(found->warnings.size(), c.warnings);
-    if (c.warnings == 1) {
-      EXPECT_THAT(found->warnings[0], HasSubstr("PYTORCH_CUDA_ALLOC_CONF is ignored"));
+    EXPECT_EQ(found->source, c.source);
+    ASSERT_EQ(found->warnings.size(), c.ignored.size());
+    for (size_t i = 0; i < c.ignored.size(); ++i) {
+      EXPECT_THAT(found->warnings[i], HasSubstr(absl::StrCat(c.ignored[i], " is ignored: ", c.source, " comes first")));
     }
   }
 }
 
 TEST(FindAllocConfTest, WhatAMessageCannotCarryIsRefused) {
-  const AllocConfVariables variables("max_split_size_mb:\xff", nullptr);
+  const AllocConfVariables variables(nullptr, nullptr, "max_split_size_mb:\xff");
   const absl::Status status = client_internal::FindAllocConf(std::nullopt).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("PYTORCH_ALLOC_CONF: "));

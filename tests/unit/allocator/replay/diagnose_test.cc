@@ -542,14 +542,16 @@ TEST(SettingsTargetTest, NearestIsWhatItHas) {
 
 TEST(SettingsTargetTest, SaysHowToUseThem) {
   const AllocatorOptions options = Conf("max_split_size_mb:64");
-  EXPECT_EQ(SettingsTarget::Parse("vrambroker")->Use(options), "PYTORCH_ALLOC_CONF=max_split_size_mb:64");
-  EXPECT_EQ(SettingsTarget::Parse("torch-2.6")->Use(options), "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64");
-  EXPECT_EQ(SettingsTarget::Parse("torch-2.14")->Use(options), "PYTORCH_ALLOC_CONF=max_split_size_mb:64");
+  // PyTorch 2.6.0, 2.9.1 and 2.14.1 all read this name, and 2.14.1 reads no other where it is set.
+  for (const char* name : {"vrambroker", "torch-2.6", "torch-2.9.1", "torch-2.14"}) {
+    EXPECT_EQ(SettingsTarget::Parse(name)->Use(options), "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64") << name;
+  }
   EXPECT_EQ(SettingsTarget::Parse("torch-2.6.0+cu124")->name(), "torch-2.6");
   // An empty variable would leave other settings in force.
-  EXPECT_EQ(SettingsTarget().Use({}), "PYTORCH_ALLOC_CONF=large_segment_size_mb:20");
+  EXPECT_EQ(SettingsTarget().Use({}), "PYTORCH_CUDA_ALLOC_CONF=large_segment_size_mb:20");
   EXPECT_EQ(Conf("large_segment_size_mb:20"), AllocatorOptions());
-  EXPECT_EQ(SettingsTarget::Parse("torch-2.6")->Use({}), "unset PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF");
+  EXPECT_EQ(SettingsTarget::Parse("torch-2.6")->Use({}),
+            "unset PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_ALLOC_CONF");
 }
 
 TEST(SettingsTargetTest, OthersAreRefused) {
