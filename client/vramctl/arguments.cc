@@ -113,7 +113,7 @@ CLI::Option* AddTarget(CLI::App* command, Context* context) {
       ->add_option(
           "--for", context->target,
           "Who is to use the settings: vrambroker, or a release of PyTorch, as torch-2.6, which may not have all "
-          "of them. Default: vrambroker.")
+          "of them. Default: the PyTorch that wrote the snapshot, else vrambroker.")
       ->type_name("TARGET");
 }
 

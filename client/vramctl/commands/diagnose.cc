@@ -575,6 +575,7 @@ absl::Status DiagnoseSession(const Context& context, const std::string& session)
 }
 
 absl::StatusOr<SettingsTarget> TargetOf(const Context& context) {
+  if (context.target.empty()) return SettingsTarget();
   absl::StatusOr<SettingsTarget> target = SettingsTarget::Parse(context.target);
   if (!target.ok()) return absl::InvalidArgumentError(absl::StrCat("--for: ", target.status().message()));
   return target;
