@@ -13,6 +13,10 @@ import tempfile
 
 MIB = 1 << 20
 BASE = 0x7F0000000000
+FRAMES = {"model": [{"filename": "/x/modules.py", "line": 7, "name": "forward"},
+                    {"filename": "/x/train.py", "line": 40, "name": "step"}],
+          "cache": [{"filename": "??", "line": 0, "name": "c10::raw_alloc"},
+                    {"filename": "/x/cache.py", "line": 12, "name": "append"}]}
 
 
 def vramctl(*args):
@@ -169,11 +173,93 @@ def release_faults(folder):
         yield f"a snapshot of vrambroker's own: {found}"
 
 
+def without_daemon_faults(folder):
+    """What a file holds, drawn and summed."""
+    empty = folder / "no_daemon"  # no socket is in it
+    _, state = held(2, device=1, frames=FRAMES["cache"])
+    file = write(folder / "moment.pickle", {"segments": state, "device_traces": [[], []]})
+    sums = ("device 1: 40.00 MiB reserved in 2 segments: 28.00 MiB allocated in 4 blocks, 12.00 MiB fragmented (2 holes, the "
+            "largest 6.00 MiB), 0 B reclaimable\n")
+    drawn = vramctl("map", file, f"--socket-dir={empty}")
+    for part in (sums, "20.00 MiB large [", "append (/x/cache.py:12)", "PINS HOLES"):
+        if drawn.returncode != 0 or part not in drawn.stdout or "AT PEAK" in drawn.stdout:
+            yield f"map does not print {part!r}: {drawn}"
+    maps = json.loads(vramctl("map", file, "--format=json", f"--socket-dir={empty}").stdout)
+    if [(each["id"], each["device"], len(each["segments"])) for each in maps["maps"]] != [(None, 1, 2)]:
+        yield f"map as JSON: {maps}"
+    diagnosed = vramctl("diagnose", file, f"--socket-dir={empty}")
+    for part in (sums, "No setting can be tried: the file has no history"):
+        if diagnosed.returncode != 0 or part not in diagnosed.stdout or diagnosed.stderr:
+            yield f"diagnose does not print {part!r}: {diagnosed}"
+    events, state = held(20, device=0)
+    history = write(folder / "history.pickle", {"segments": state, "device_traces": [events]})
+    diagnosed = vramctl("diagnose", history, f"--socket-dir={empty}")
+    for part in ("device 0: 400.00 MiB reserved in 20 segments", "Least reserved memory", "PyTorch 2.2 or older wrote it"):
+        if diagnosed.returncode != 0 or part not in diagnosed.stdout:
+            yield f"diagnose of a history does not print {part!r}: {diagnosed}"
+    (folder / "text.pickle").write_text("a 0 512 0\n", encoding="utf-8")
+    for command in ("map", "diagnose"):
+        for path, why in ((folder / "missing.pickle", "No such file"), (folder / "text.pickle", "is no pickled snapshot"),
+                          (write(folder / "list.pickle", [1]), "snapshot: is a list, not a dict")):
+            done = vramctl(command, path)
+            if done.returncode != 2 or why not in done.stderr:
+                yield f"{command} {path}: {done}"
+        done = vramctl(command, file, "--device=2")
+        if done.returncode != 2 or "no device 2; the file has 2 devices" not in done.stderr:
+            yield f"{command} of a device that is not there: {done}"
+        # No file, and no path: a session, which only a daemon knows.
+        if "snapshot" in (done := vramctl(command, "trainer", f"--socket-dir={empty}")).stderr or done.returncode == 0:
+            yield f"{command} of a session: {done}"
+
+
+def growth_faults(folder):
+    """What has grown between two snapshots, by place."""
+    def snapshot(name, *parts):
+        state = []
+        for count, frames in parts:
+            _, more = held(count, device=0, frames=frames)
+            for segment in more:
+                segment["address"] += 1024 * MIB * len(state)
+            state += more
+        return write(folder / name, {"segments": state, "device_traces": [[]]})
+
+    named = [*FRAMES["model"], {"filename": "", "line": 0, "name": "layer1"}]
+    before = snapshot("before.pickle", (2, FRAMES["model"]), (3, FRAMES["cache"]), (1, ()))
+    after = snapshot("after.pickle", (1, FRAMES["model"]), (7, FRAMES["cache"]), (1, ()), (2, named))
+    done = vramctl("snapshot", "--diff", before, after)
+    rows = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    wanted = ["GROWTH BEFORE AFTER BLOCKS WHERE", "+56.00 MiB 42.00 MiB 98.00 MiB +8 append (cache.py:12)",
+              "+28.00 MiB 0 B 28.00 MiB +4 layer1: forward (modules.py:7) < step (train.py:40)",
+              "-14.00 MiB 28.00 MiB 14.00 MiB -2 forward (modules.py:7) < step (train.py:40)"]
+    if done.returncode != 0 or rows[-4:] != wanted:
+        yield f"growth: {done}"
+    if not rows[0].startswith(f"before, {before}: 120.00 MiB reserved in 6 segments: 84.00 MiB allocated in 12 blocks"):
+        yield f"sums: {done}"
+    found = json.loads(vramctl("snapshot", "--diff", before, after, "--format=json").stdout)
+    if [(place["scope"], place["growth_bytes"] // MIB) for place in found["places"]] != [("", 56), ("layer1", 28), ("", -14)]:
+        yield f"growth as JSON: {found}"
+    if found["after"]["allocated_bytes"] - found["before"]["allocated_bytes"] != 70 * MIB:
+        yield f"sums as JSON: {found}"
+    if "The same blocks are in use in both" not in (done := vramctl("snapshot", "--diff", before, before)).stdout:
+        yield f"no growth: {done}"
+    for args, why in ((["--diff", before], "--diff: one file; two are compared"), (["--diff", before, folder / "missing"], "No such file"),
+                      (["trainer", "--diff", before, after], "goes with neither SESSION nor -o"),
+                      (["--diff", before, after, "-o", folder / "x"], "goes with neither SESSION nor -o"),
+                      ([], "SESSION is required, or --diff"), (["trainer"], "say where to: -o FILE")):
+        done = vramctl("snapshot", *args)
+        if done.returncode != 2 or why not in done.stderr:
+            yield f"snapshot {args}: {done}"
+    for words in (["snapshot", "--diff", ""], ["snapshot", "--diff", "a", ""]):
+        if vramctl("__complete", *words).stdout != ":files\n":
+            yield f"completion of {words}"
+
+
 def main():
     golden = pathlib.Path(sys.argv[2])
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        faults = [*skipped_faults(golden, folder), *device_faults(folder), *release_faults(folder)]
+        faults = [*skipped_faults(golden, folder), *device_faults(folder), *release_faults(folder),
+                  *without_daemon_faults(folder), *growth_faults(folder)]
     for fault in faults:
         print(fault)
     print(f"{len(faults)} faults")
