@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
-#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -60,17 +60,36 @@ std::pair<absl::string_view, absl::string_view> SplitPair(absl::string_view pair
           absl::StripAsciiWhitespace(pair.substr(std::min(colon + 1, pair.size())))};
 }
 
+// NotA() for a number of MiB. PyTorch reads "512mb" as 512, and "8gb" as 8.
+absl::Status NotMib(absl::string_view key, absl::string_view value, absl::string_view accepted) {
+  absl::Status refusal = NotA(key, value, absl::StrCat("a whole number ", accepted, " (MiB)"));
+  const size_t digits = std::min(value.find_first_not_of("0123456789"), value.size());
+  const std::string unit = absl::AsciiStrToLower(absl::StripAsciiWhitespace(value.substr(digits)));
+  const bool is_gib = unit == "g" || unit == "gb" || unit == "gib";
+  uint64_t mib = 0;
+  if ((!is_gib && unit != "m" && unit != "mb" && unit != "mib") || !ReadNumber(value.substr(0, digits), mib) ||
+      mib > kMaxMib / 1024) {
+    return refusal;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(refusal.message(), "; leave the unit out: ", key, ":", is_gib ? 1024 * mib : mib));
+}
+
 // One function for each kind of value. They are called with large_segment_size_mb, if there is one, first.
 
 absl::Status ParseLargeSegment(absl::string_view key, absl::string_view value, AllocConf& conf) {
-  constexpr uint64_t kGranuleMib = kSegmentGranuleBytes / 1_MiB;
-  constexpr uint64_t kMinMib = kOwnSegmentMinBytes / 1_MiB + kGranuleMib;
+  constexpr uint64_t kLeastMib = kOwnSegmentMinBytes / 1_MiB + 1;
   uint64_t mib = 0;
-  if (!ReadNumber(value, mib) || mib < kMinMib || mib > kMaxMib || mib % kGranuleMib != 0) {
-    return NotA(key, value, absl::StrCat("an even number from ", kMinMib, " to ", kMaxMib - 1, " (MiB)"));
+  if (!ReadNumber(value, mib) || mib < kLeastMib || mib >= kMaxMib) {
+    return NotMib(key, value, absl::StrCat("from ", kLeastMib, " to ", kMaxMib - 1));
   }
-  conf.options.large_segment_bytes = mib * 1_MiB;
-  conf.options.max_non_split_rounding_bytes = mib * 1_MiB;
+  const uint64_t bytes = RoundUpTo(mib * 1_MiB, kSegmentGranuleBytes);
+  if (bytes != mib * 1_MiB) {
+    conf.warnings.push_back(
+        absl::StrCat(key, ":", mib, " is taken as ", bytes / 1_MiB, ": vrambroker's segments are multiples of 2 MiB."));
+  }
+  conf.options.large_segment_bytes = bytes;
+  conf.options.max_non_split_rounding_bytes = bytes;
   return absl::OkStatus();
 }
 
@@ -79,8 +98,7 @@ absl::Status ParseMib(absl::string_view key, absl::string_view value, AllocConf&
   const uint64_t min_mib = conf.options.large_segment_bytes / 1_MiB;
   uint64_t mib = 0;
   if (!ReadNumber(value, mib) || mib < min_mib || mib > kMaxMib) {
-    return NotA(key, value,
-                absl::StrCat("a whole number from ", min_mib, " (large_segment_size_mb) to ", kMaxMib, " (MiB)"));
+    return NotMib(key, value, absl::StrCat("from ", min_mib, " (large_segment_size_mb) to ", kMaxMib));
   }
   conf.options.*field = mib * 1_MiB;
   return absl::OkStatus();
@@ -112,18 +130,18 @@ absl::Status ParseDivisions(absl::string_view key, absl::string_view value, Allo
   if (value.find(']') != value.size() - 1) {
     return NotA(key, value, "a closed list with nothing after it; accepted: lists like [256:1,512:2,>:8]");
   }
-  size_t next = 0;  // the lowest bucket that the rest of the list may set
+  size_t next = 0;  // the lowest bucket that the rest of the list may set; 0: no key was read
   constexpr size_t kListIsOver = kBuckets + 1;
   for (const absl::string_view pair : absl::StrSplit(value.substr(1, value.size() - 2), ',')) {
     const auto [size, number] = SplitPair(pair);
-    const bool is_rest = size == ">" && next > 0 && next < kListIsOver;
+    const bool is_rest = size == ">" && next < kListIsOver;
     uint64_t mib = 0;
     const bool is_size = ReadNumber(size, mib) && std::has_single_bit(mib);
     const auto bucket = static_cast<size_t>(std::countr_zero(mib));
     if (!is_rest && (!is_size || bucket < next || bucket >= kBuckets)) {
       return NotA(absl::StrCat(key, ": in ", Quoted(value)), size,
                   absl::StrCat("the next key: keys are powers of two from 1 to ", 1 << (kBuckets - 1),
-                               " (MiB), ascending, and after them '>'"));
+                               " (MiB), ascending, and '>' as the last one"));
     }
     uint32_t count = 0;
     if (!ReadDivisions(number, count)) {
@@ -131,7 +149,7 @@ absl::Status ParseDivisions(absl::string_view key, absl::string_view value, Allo
                   absl::StrCat("0 or a power of two from 1 to ", kMaxDivisions));
     }
     if (is_rest) {
-      std::fill(divisions.begin() + next, divisions.end(), count);
+      std::fill(divisions.begin() + std::max(next, size_t{1}), divisions.end(), count);  // alone: above the first
       next = kListIsOver;
       continue;
     }
@@ -222,6 +240,7 @@ constexpr Setting kSettings[] = {
     {"expandable_segments_reserve", ParseReserve},
     {"expandable_segments_reserve_by_class", ParseReserve},
     {"release_lock_on_cudamalloc", ParseReleaseLock},
+    {"release_lock_on_hipmalloc", ParseReleaseLock},  // PyTorch takes both names in every build
     {"graph_capture_record_stream_reuse", ParseGraphCapture},
     {"backend", ParseBackend},
 };
@@ -294,17 +313,16 @@ absl::StatusOr<AllocConf> ParseAllocConf(absl::string_view text) {
     absl::string_view key;
     absl::string_view value;
     const Setting* setting;
+    bool is_repeated = false;  // a later item has the same key
   };
   std::vector<Item> items;
-  std::set<absl::string_view> keys;
+  absl::flat_hash_map<absl::string_view, size_t> places;  // the last of each key
   for (const absl::string_view pair : SplitPairs(text)) {
     const auto [key, value] = SplitPair(pair);
     const Setting* const setting = FindSetting(key);
     if (setting == nullptr) return UnknownKey(key, value);
-    if (!keys.insert(key).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(key, ": ", Quoted(value), " is a second value; accepted: each key once"));
-    }
+    const auto [place, is_new] = places.try_emplace(key, items.size());
+    if (!is_new) items[std::exchange(place->second, items.size())].is_repeated = true;
     items.push_back({key, value, setting});
   }
   // Others are checked against it, and one takes its default from it.
@@ -312,7 +330,12 @@ absl::StatusOr<AllocConf> ParseAllocConf(absl::string_view text) {
 
   AllocConf conf;
   for (const Item& item : items) {
+    const size_t warnings = conf.warnings.size();
     if (absl::Status status = item.setting->parse(item.key, item.value, conf); !status.ok()) return status;
+    if (!item.is_repeated) continue;
+    conf.warnings.resize(warnings);
+    conf.warnings.push_back(
+        absl::StrCat(item.key, ": ", Quoted(item.value), " is not the last value given for it; the last one applies."));
   }
   return conf;
 }

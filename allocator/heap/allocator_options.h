@@ -25,8 +25,8 @@ struct AllocatorOptions {
   uint64_t max_split_bytes = kNoLimit;
   // max_non_split_rounding_mb: an oversize block may be larger than the request by less than this.
   uint64_t max_non_split_rounding_bytes = 20_MiB;
-  // large_segment_size_mb: size of the segments that requests of 1 to 10 MiB share. Even, as every segment is a
-  // multiple of 2 MiB.
+  // large_segment_size_mb: size of the segments that requests of 1 to 10 MiB share. A multiple of 2 MiB, as every
+  // segment.
   uint64_t large_segment_bytes = 20_MiB;
   // roundup_power2_divisions: steps between two powers of two to which requests are rounded; 0 and 1: multiples of
   // 512 bytes. Entry i is for requests of 2^i to 2^(i+1) MiB; entry 0 also for smaller, entry 15 for larger ones.
@@ -48,7 +48,8 @@ struct AllocatorOptions {
 
 struct AllocConf {
   AllocatorOptions options;
-  std::vector<std::string> warnings;  // one sentence for each setting that is understood and has no effect here
+  // One sentence for each setting that is understood and has no effect here, or not the effect that its text says.
+  std::vector<std::string> warnings;
 };
 
 // Reads a settings string: KEY:VALUE pairs joined by commas, as in PYTORCH_CUDA_ALLOC_CONF. An empty text gives the
@@ -60,9 +61,9 @@ struct AllocConf {
 // - White space may stand around words, not within them.
 // - Missing values, wrong separators, unclosed lists, text after a list and empty pairs are errors. One comma at the
 //   very end is fine, as in PyTorch.
-// - A key may be given once.
-// - List keys are powers of two from 1 to 32768 and ascend; '>' comes last, after another key.
-// - large_segment_size_mb is even.
+// - List keys are powers of two from 1 to 32768 and ascend; '>' comes last.
+// As in PyTorch, the last value counts of a key that is given several times, and a list of divisions that is only '>'
+// leaves the first bucket at 0. An odd large_segment_size_mb is rounded up. Warnings say so.
 absl::StatusOr<AllocConf> ParseAllocConf(absl::string_view text);
 
 // The settings string that says the same; empty for the default. REQUIRES: options as ParseAllocConf makes them.

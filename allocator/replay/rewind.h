@@ -32,6 +32,7 @@ struct RecordedEvent {
     kOther,  // changes nothing
   };
   Action action = Action::kOther;
+  bool is_derived = false;  // not recorded: follows from the others (AddSkippedFrees())
   // kSegmentFree: after it no wholly free segment was left, and the next event is no kSegmentFree.
   bool leaves_none_free = false;
   uint64_t address = 0;

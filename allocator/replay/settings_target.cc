@@ -42,6 +42,21 @@ absl::StatusOr<SettingsTarget> SettingsTarget::Parse(absl::string_view text) {
   return target;
 }
 
+SettingsTarget SettingsTarget::Torch(int major, int minor) {
+  SettingsTarget target;
+  target.is_torch_ = true;
+  target.major_ = major;
+  target.minor_ = minor;
+  return target;
+}
+
+SettingsTarget SettingsTarget::OldestTorchWith(const AllocatorOptions& options) {
+  for (const SettingsTarget& target : {Torch(1, 13), Torch(2, 6)}) {
+    if (target.Has(options)) return target;
+  }
+  return NewestTorch();
+}
+
 AllocatorOptions SettingsTarget::Nearest(const AllocatorOptions& options) const {
   AllocatorOptions nearest = options;
   if (!is_torch_) return nearest;
@@ -67,7 +82,11 @@ AllocatorOptions SettingsTarget::Nearest(const AllocatorOptions& options) const 
 }
 
 std::string SettingsTarget::name() const {
-  return is_torch_ ? absl::StrCat("torch-", major_, ".", minor_) : "vrambroker";
+  return is_torch_ ? absl::StrCat("torch-", release()) : "vrambroker";
+}
+
+std::string SettingsTarget::release() const {
+  return absl::StrCat(major_, ".", minor_);
 }
 
 std::string SettingsTarget::Use(const AllocatorOptions& options) const {

@@ -21,6 +21,11 @@ class SettingsTarget {
 
   // "vrambroker", "torch-2.6" (2.6.1 and 2.6.0+cu124 are the same). InvalidArgument says what is accepted.
   static absl::StatusOr<SettingsTarget> Parse(absl::string_view text);
+  // REQUIRES: at least 1.13.
+  static SettingsTarget Torch(int major, int minor);
+  // The oldest release that is known to have all of `options`; the newest one where none has.
+  static SettingsTarget OldestTorchWith(const AllocatorOptions& options);
+  static SettingsTarget NewestTorch() { return Torch(2, 14); }
 
   // `options` with what it has in the place of each setting that it does not have: the default, or the least that it
   // takes.
@@ -32,6 +37,7 @@ class SettingsTarget {
 
   // What it is called: "vrambroker", "torch-2.6".
   std::string name() const;
+  std::string release() const;  // "2.6". REQUIRES: is_torch()
   // How to give it `options`: "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64". Every release reads this name, and takes
   // it before any newer one: an image may export it. vrambroker's clients read the same variables; where they find
   // none, the daemon's settings apply, so that its defaults are named, too.

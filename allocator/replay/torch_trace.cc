@@ -2,7 +2,6 @@
 #include "allocator/replay/torch_trace.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <string>
 #include <utility>
@@ -11,8 +10,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "allocator/base/bytes.h"
 #include "allocator/heap/allocator_options.h"
@@ -20,75 +19,14 @@
 #include "allocator/heap/size_class.h"
 #include "allocator/replay/replay.h"
 #include "allocator/replay/rewind.h"
+#include "allocator/replay/skipped_frees.h"
+#include "allocator/replay/torch_fields.h"
+#include "allocator/replay/torch_segments.h"
 
 namespace vrambroker {
 namespace {
 
 using Kind = PickleValue::Kind;
-
-// Finding a key takes as long as there are keys, and a few bytes of the pickle can refer to a dict once more. PyTorch
-// writes about ten.
-constexpr size_t kMaxKeys = 256;
-
-absl::Status WrongType(absl::string_view path, const PickleValue& value, absl::string_view expected) {
-  return absl::InvalidArgumentError(absl::StrCat(path, ": is ", PickleKindName(value.kind()), ", not ", expected));
-}
-
-absl::StatusOr<const PickleValue*> Field(const PickleValue& dict, absl::string_view path, absl::string_view key) {
-  if (dict.kind() != Kind::kDict) return WrongType(path, dict, "a dict");
-  if (const size_t keys = dict.AsPairs().size(); keys > kMaxKeys) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": has ", keys, " keys, more than ", kMaxKeys));
-  }
-  const PickleValue* value = dict.Find(key);
-  if (value == nullptr) return absl::InvalidArgumentError(absl::StrCat(path, ".", key, ": missing"));
-  return value;
-}
-
-absl::StatusOr<absl::string_view> TextField(const PickleValue& dict, absl::string_view path, absl::string_view key) {
-  const absl::StatusOr<const PickleValue*> value = Field(dict, path, key);
-  if (!value.ok()) return value.status();
-  if ((*value)->kind() != Kind::kString) return WrongType(absl::StrCat(path, ".", key), **value, "a string");
-  return absl::string_view((*value)->AsString());
-}
-
-// Handles and addresses. PyTorch writes them as signed integers, so that those from 2^63 on are negative there.
-absl::StatusOr<uint64_t> HandleField(const PickleValue& dict, absl::string_view path, absl::string_view key) {
-  const absl::StatusOr<const PickleValue*> value = Field(dict, path, key);
-  if (!value.ok()) return value.status();
-  if ((*value)->kind() == Kind::kInt) return static_cast<uint64_t>((*value)->AsInt());
-  if ((*value)->kind() == Kind::kUint) return (*value)->AsUint();
-  return WrongType(absl::StrCat(path, ".", key), **value, "an integer");
-}
-
-absl::StatusOr<uint64_t> SizeField(const PickleValue& dict, absl::string_view path, absl::string_view key) {
-  const absl::StatusOr<const PickleValue*> value = Field(dict, path, key);
-  if (!value.ok()) return value.status();
-  uint64_t size = 0;
-  if ((*value)->kind() == Kind::kInt) {
-    if ((*value)->AsInt() < 0) return absl::InvalidArgumentError(absl::StrCat(path, ".", key, ": is negative"));
-    size = static_cast<uint64_t>((*value)->AsInt());
-  } else if ((*value)->kind() == Kind::kUint) {
-    size = (*value)->AsUint();
-  } else {
-    return WrongType(absl::StrCat(path, ".", key), **value, "an integer");
-  }
-  // The allocator REQUIRES it, and a sum of sizes does not overflow before there are many.
-  if (size >= kMaxRequestBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ".", key, ": ", size, " is not below 2^", std::countr_zero(kMaxRequestBytes)));
-  }
-  return size;
-}
-
-absl::StatusOr<const PickleValue::Items*> ItemsField(const PickleValue& dict, absl::string_view path,
-                                                     absl::string_view key) {
-  const absl::StatusOr<const PickleValue*> value = Field(dict, path, key);
-  if (!value.ok()) return value.status();
-  if ((*value)->kind() != Kind::kList && (*value)->kind() != Kind::kTuple) {
-    return WrongType(absl::StrCat(path, ".", key), **value, "a list");
-  }
-  return &(*value)->AsItems();
-}
 
 using Action = RecordedEvent::Action;
 
@@ -97,12 +35,17 @@ class TraceMaker {
  public:
   absl::Status ReadEntries(const PickleValue::Items& items, absl::string_view path);
   absl::Status Convert();
-  // The segments of `device` at the end.
-  absl::Status ReadSegments(const PickleValue::Items& segments, int device);
+  // Takes over what the device has at the end.
+  void TakeSegments(TorchSegments segments);
   void ReadSettings(const PickleValue& snapshot);
+  // Finds the release of PyTorch that wrote it. REQUIRES: the entries and settings were read.
+  void FindWriter(const PickleValue& snapshot);
+  // Adds the events of frees that were skipped. REQUIRES: the entries and segments were read.
+  void AddSkipped();
   // The heap at the beginning becomes the start of the trace. REQUIRES: the entries, segments and settings were read.
   absl::Status Rewind(absl::string_view path);
-  absl::StatusOr<Trace> Finish(absl::string_view path);
+  // `traces`: those of all devices.
+  absl::StatusOr<Trace> Finish(absl::string_view path, int device, const PickleValue::Items& traces);
 
  private:
   struct Live {
@@ -135,7 +78,8 @@ class TraceMaker {
   bool has_segments_ = false;                    // the snapshot has
   std::vector<SegmentSnapshot> segments_;        // at the end, by address
   bool expandable_segments_ = false;
-  AllocatorOptions options_;
+  AllocatorOptions settings_;                        // of the recording, where they were understood
+  AllocatorOptions options_;                         // the same without the memory fraction
   absl::flat_hash_map<uint64_t, uint32_t> numbers_;  // of segments, by address
   uint32_t next_number_ = 0;
   uint64_t recorded_peak_reserved_ = 0;
@@ -352,93 +296,12 @@ absl::Status TraceMaker::Convert() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<BlockState> StateField(const PickleValue& block, absl::string_view path) {
-  const absl::StatusOr<absl::string_view> state = TextField(block, path, "state");
-  if (!state.ok()) return state.status();
-  if (*state == "active_allocated") return BlockState::kAllocated;
-  // The second is what PyTorch wrote before 2.0.
-  if (*state == "active_pending_free" || *state == "active_awaiting_free") return BlockState::kPendingFree;
-  if (*state == "inactive") return BlockState::kFree;
-  return absl::InvalidArgumentError(absl::StrCat(path, ".state: \"", absl::Utf8SafeCHexEscape(state->substr(0, 40)),
-                                                 "\"; known: active_allocated, active_pending_free, inactive"));
-}
-
-absl::Status TraceMaker::ReadSegments(const PickleValue::Items& segments, int device) {
-  // Lists of blocks that several segments share would make a small file take for ever; no real snapshot has them.
-  absl::flat_hash_set<const PickleValue::Items*> seen;
+void TraceMaker::TakeSegments(TorchSegments segments) {
   has_segments_ = true;
-  for (size_t i = 0; i < segments.size(); ++i) {
-    const PickleValue& from = segments[i];
-    const std::string path = absl::StrCat("segments[", i, "]");
-    const absl::StatusOr<uint64_t> segment_device = HandleField(from, path, "device");
-    if (!segment_device.ok()) return segment_device.status();
-    if (*segment_device != static_cast<uint64_t>(device)) continue;
-    const absl::StatusOr<uint64_t> address = HandleField(from, path, "address");
-    if (!address.ok()) return address.status();
-    const absl::StatusOr<uint64_t> bytes = SizeField(from, path, "total_size");
-    if (!bytes.ok()) return bytes.status();
-    const absl::StatusOr<uint64_t> stream = HandleField(from, path, "stream");
-    if (!stream.ok()) return stream.status();
-    PoolKind pool = *bytes == kSmallSegmentBytes ? PoolKind::kSmall : PoolKind::kLarge;
-    if (from.Find("segment_type") != nullptr) {
-      const absl::StatusOr<absl::string_view> type = TextField(from, path, "segment_type");
-      if (!type.ok()) return type.status();
-      if (*type != "small" && *type != "large") {
-        return absl::InvalidArgumentError(absl::StrCat(
-            path, ".segment_type: \"", absl::Utf8SafeCHexEscape(type->substr(0, 40)), "\"; known: small, large"));
-      }
-      pool = *type == "small" ? PoolKind::kSmall : PoolKind::kLarge;
-    }
-    const absl::StatusOr<const PickleValue::Items*> blocks = ItemsField(from, path, "blocks");
-    if (!blocks.ok()) return blocks.status();
-    if (!seen.insert(*blocks).second) {
-      return absl::InvalidArgumentError(absl::StrCat(path, ".blocks: is the list of another segment too"));
-    }
-    if (const PickleValue* expandable = from.Find("is_expandable");
-        expandable != nullptr && expandable->kind() == Kind::kBool && expandable->AsBool()) {
-      expandable_segments_ = true;
-    }
-    if (const PickleValue* owner = from.Find("segment_pool_id");
-        owner != nullptr && !(*owner == PickleValue::Tuple({PickleValue::Int(0), PickleValue::Int(0)}))) {
-      ++private_segments_;
-    }
-    streams_.insert(*stream);
-    SegmentSnapshot segment = {.address = *address, .bytes = *bytes, .pool = pool, .stream = *stream};
-    // As PyTorch's viewer does: older snapshots have no addresses of blocks.
-    uint64_t offset = 0;
-    for (size_t j = 0; j < (*blocks)->size(); ++j) {
-      const PickleValue& block = (**blocks)[j];
-      const std::string block_path = absl::StrCat(path, ".blocks[", j, "]");
-      const absl::StatusOr<BlockState> state = StateField(block, block_path);
-      if (!state.ok()) return state.status();
-      const absl::StatusOr<uint64_t> size = SizeField(block, block_path, "size");
-      if (!size.ok()) return size.status();
-      uint64_t requested = 0;  // not in older snapshots
-      if (block.Find("requested_size") != nullptr && *state != BlockState::kFree) {
-        const absl::StatusOr<uint64_t> field = SizeField(block, block_path, "requested_size");
-        if (!field.ok()) return field.status();
-        requested = *field;
-      }
-      if (*size > segment.bytes - offset) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(block_path, ": ends past the segment's ", segment.bytes, " bytes"));
-      }
-      if (*state == BlockState::kFree && !segment.blocks.empty() && segment.blocks.back().state == BlockState::kFree) {
-        segment.blocks.back().bytes += *size;
-      } else {
-        segment.blocks.push_back({.offset = offset, .bytes = *size, .requested_bytes = requested, .state = *state});
-      }
-      offset += *size;
-    }
-    if (offset != segment.bytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ".blocks: end at ", offset, " of ", segment.bytes, " bytes"));
-    }
-    segments_.push_back(std::move(segment));
-  }
-  std::sort(segments_.begin(), segments_.end(),
-            [](const SegmentSnapshot& a, const SegmentSnapshot& b) { return a.address < b.address; });
-  return absl::OkStatus();
+  expandable_segments_ = segments.are_expandable;
+  private_segments_ = segments.in_private_pools;
+  segments_ = std::move(segments.segments);
+  for (const SegmentSnapshot& segment : segments_) streams_.insert(segment.stream);
 }
 
 // Best effort: only sizes that were not recorded depend on them, and PyTorch has settings that are not known here.
@@ -452,10 +315,35 @@ void TraceMaker::ReadSettings(const PickleValue& snapshot) {
         absl::StrCat("the settings of the recording were not understood: ", conf.status().message()));
     return;
   }
+  settings_ = conf->options;
   options_ = conf->options;
   // The fraction is of a device whose size is not known. What the limit did is in the events.
   options_.per_process_memory_fraction = 1.0;
   trace_.recorded_options = options_;
+}
+
+void TraceMaker::FindWriter(const PickleValue& snapshot) {
+  const auto has_size = [](const RecordedEvent& entry) { return entry.block_bytes != 0; };
+  if (std::any_of(entries_.begin(), entries_.end(), has_size)) return;  // vrambroker's: PyTorch does not write it
+  const PickleValue* const settings = snapshot.Find("allocator_settings");
+  TraceWriter writer;
+  if (settings == nullptr) {
+    writer = {SettingsTarget::Torch(2, 0), "PyTorch 2.2 or older wrote it (there are no allocator_settings)"};
+  } else if (settings->Find("graph_capture_record_stream_reuse") != nullptr) {
+    writer = {SettingsTarget::Torch(2, 7), "PyTorch newer than 2.6 wrote it"};
+  } else {
+    writer = {SettingsTarget::Torch(2, 3), "PyTorch 2.3 or newer wrote it"};
+  }
+  if (!writer.oldest.Has(settings_)) {
+    writer.oldest = SettingsTarget::OldestTorchWith(settings_);
+    writer.words = absl::StrCat("PyTorch ", writer.oldest.release(), " or newer wrote it, by the settings that it had");
+  }
+  trace_.writer = writer;
+}
+
+void TraceMaker::AddSkipped() {
+  std::string note = AddSkippedFrees(entries_, segments_, has_segments_);
+  if (!note.empty()) trace_.notes.push_back(std::move(note));
 }
 
 absl::Status TraceMaker::Rewind(absl::string_view path) {
@@ -466,8 +354,12 @@ absl::Status TraceMaker::Rewind(absl::string_view path) {
     return absl::InvalidArgumentError(absl::StrCat("segments: ", heap.status().message()));
   }
   if (!heap.ok()) {
+    const auto end = entries_.begin() + static_cast<std::ptrdiff_t>(failed);
+    auto recorded = std::count_if(entries_.begin(), end, [](const RecordedEvent& e) { return !e.is_derived; });
+    // It follows the one from which it was derived.
+    if (end->is_derived && end->action == Action::kFreeCompleted) --recorded;
     return absl::InvalidArgumentError(absl::StrCat(
-        path, "[", failed, "]: ", heap.status().message(),
+        path, "[", recorded, "]: ", heap.status().message(),
         ": the entries are not of one recording without a gap, so the heap that it began with cannot be known"));
   }
   recorded_peak_reserved_ = heap->peak_reserved_bytes;
@@ -536,7 +428,27 @@ void TraceMaker::CompareWithRecording() {
   compare("the memory in use at the end", stats.active_bytes.all.current, active);
 }
 
-absl::StatusOr<Trace> TraceMaker::Finish(absl::string_view path) {
+// "device 1 has 60 events: give --device 1", of devices other than `but`; empty when none has any. A snapshot is an
+// event of each device.
+std::string OthersWithEvents(const PickleValue::Items& traces, int but) {
+  std::vector<std::string> devices;
+  size_t first = 0;
+  for (size_t device = 0; device < traces.size(); ++device) {
+    const PickleValue& entries = traces[device];
+    if (but >= 0 && device == static_cast<size_t>(but)) continue;
+    if (entries.kind() != Kind::kList && entries.kind() != Kind::kTuple) continue;
+    const auto events = std::count_if(entries.AsItems().begin(), entries.AsItems().end(), [](const PickleValue& entry) {
+      const absl::StatusOr<absl::string_view> action = TextField(entry, "", "action");
+      return action.ok() && *action != "snapshot";
+    });
+    if (events == 0) continue;
+    if (devices.empty()) first = device;
+    devices.push_back(absl::StrCat("device ", device, " has ", events, events == 1 ? " event" : " events"));
+  }
+  return devices.empty() ? "" : absl::StrCat(absl::StrJoin(devices, ", "), ": give --device ", first);
+}
+
+absl::StatusOr<Trace> TraceMaker::Finish(absl::string_view path, int device, const PickleValue::Items& traces) {
   uint64_t never_allocated = 0;  // in use at the end
   for (const SegmentSnapshot& segment : segments_) {
     if (KnowsSegments()) break;
@@ -551,6 +463,9 @@ absl::StatusOr<Trace> TraceMaker::Finish(absl::string_view path) {
                      has_segments_ ? "its segments are expandable" : "the snapshot has no segments"));
   }
   if (trace_.ops.empty()) {
+    if (const std::string devices = OthersWithEvents(traces, device); !devices.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": records no events to replay; ", devices));
+    }
     return absl::InvalidArgumentError(absl::StrCat(
         path,
         ": records no events to replay; run `vramctl record SESSION 100000` before the part that matters, then "
@@ -608,8 +523,9 @@ absl::StatusOr<Trace> TraceFromTorchSnapshot(const PickleValue& snapshot, int de
   }
   const std::string path = absl::StrCat("device_traces[", device, "]");
   if (device < 0 || static_cast<size_t>(device) >= traces->AsItems().size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": missing, the snapshot has ", traces->AsItems().size(), " devices"));
+    const std::string with_events = OthersWithEvents(traces->AsItems(), device);
+    return absl::InvalidArgumentError(absl::StrCat(path, ": missing, the snapshot has ", traces->AsItems().size(),
+                                                   " devices", with_events.empty() ? "" : "; ", with_events));
   }
   const PickleValue& entries = traces->AsItems()[static_cast<size_t>(device)];
   if (entries.kind() != Kind::kList && entries.kind() != Kind::kTuple) return WrongType(path, entries, "a list");
@@ -621,11 +537,15 @@ absl::StatusOr<Trace> TraceFromTorchSnapshot(const PickleValue& snapshot, int de
     if (segments->kind() != Kind::kList && segments->kind() != Kind::kTuple) {
       return WrongType("segments", *segments, "a list");
     }
-    if (absl::Status status = maker.ReadSegments(segments->AsItems(), device); !status.ok()) return status;
+    absl::StatusOr<TorchSegments> read = ReadTorchSegments(segments->AsItems(), device);
+    if (!read.ok()) return read.status();
+    maker.TakeSegments(*std::move(read));
   }
+  maker.FindWriter(snapshot);
+  maker.AddSkipped();
   if (absl::Status status = maker.Rewind(path); !status.ok()) return status;
   if (absl::Status status = maker.Convert(); !status.ok()) return status;
-  return maker.Finish(path);
+  return maker.Finish(path, device, traces->AsItems());
 }
 
 }  // namespace vrambroker

@@ -34,6 +34,7 @@
 #include "allocator/device/events.h"
 #include "allocator/heap/allocator_options.h"
 #include "allocator/heap/heap_snapshot.h"
+#include "allocator/replay/settings_target.h"
 
 namespace vrambroker {
 
@@ -68,6 +69,12 @@ struct TraceStart {
   uint64_t ReservedBytes() const;
 };
 
+// The release of PyTorch that wrote a snapshot, as far as the file shows.
+struct TraceWriter {
+  SettingsTarget oldest;  // that may have written it
+  std::string words;      // "PyTorch 2.3 or newer wrote it"
+};
+
 struct Trace {
   TraceStart start;
   std::vector<TraceOp> ops;
@@ -75,6 +82,7 @@ struct Trace {
   std::vector<size_t> recorded_refusals;             // allocations in `ops` that were refused when it was recorded
   std::vector<std::string> notes;                    // what had to be left out or guessed, a sentence each
   std::optional<AllocatorOptions> recorded_options;  // the settings of the heap that was recorded, where known
+  std::optional<TraceWriter> writer;                 // of a snapshot of PyTorch's
 };
 
 // Reads the text form. InvalidArgument names the line.

@@ -113,7 +113,7 @@ CLI::Option* AddTarget(CLI::App* command, Context* context) {
       ->add_option(
           "--for", context->target,
           "Who is to use the settings: vrambroker, or a release of PyTorch, as torch-2.6, which may not have all "
-          "of them. Default: vrambroker.")
+          "of them. Default: the PyTorch that wrote the snapshot, else vrambroker.")
       ->type_name("TARGET");
 }
 
@@ -253,7 +253,7 @@ void CommandLine::AddCommandsThatShow() {
   CLI::App* const map = Add(kShow, "map", "Draw segments with their blocks and holes, the largest segments first.",
                             [this] { return Map(context_, GivenSession("map")); });
   map->footer(kWords);
-  AddSession(map, "Draw only the segments of this session, by name or id. Default: of all.");
+  AddSession(map, "Draw only this session, by name or id, or a snapshot's FILE, without a daemon. Default: all.");
   AddDevice(map, &context_.only_device, "Draw only this device. Default: all.");
 
   CLI::App* const ooms = Add(kShow, "ooms", "List the last refused requests: whose, why, the figures, what to do.",
@@ -523,10 +523,12 @@ void CommandLine::AddTools() {
   CLI::App* const snapshot =
       Add(kTools, "snapshot", "Write what a session holds, and its last events, for pytorch.org/memory_viz.",
           [this] { return Snapshot(context_, session_argument_); });
-  AddSession(snapshot, kNameOrId)->required();
+  AddSession(snapshot, kNameOrId);
   snapshot->add_option("-o,--output", context_.output, "File to write; JSON if it ends in .json; - prints JSON.")
+      ->type_name("FILE");
+  snapshot->add_option("--diff", context_.diff, "Show what has grown from one snapshot to another, without a daemon.")
       ->type_name("FILE")
-      ->required();
+      ->expected(2);
 
   CLI::App* const trace = Add(kTools, "trace", "Record a session for a while, and write what it did, for `replay`.",
                               [this] { return RunTrace(context_, session_argument_); });
@@ -582,7 +584,7 @@ void CommandLine::AddTools() {
           [this] { return DiagnoseSession(context_, session_argument_); });
   AddSession(diagnose,
              "Name or id, or id:ID or name:NAME; it may have ended. If it was never refused, shows which settings "
-             "would have needed less.")
+             "would have needed less. Or a snapshot's FILE, without a daemon.")
       ->required();
   AddTarget(diagnose, &context_);
   AddDevice(diagnose, &context_.only_device,

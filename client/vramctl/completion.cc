@@ -20,7 +20,8 @@ constexpr absl::Duration kNamesTimeout = absl::Seconds(1);
 // What the words before the last one say.
 struct Position {
   const CLI::App* command;
-  const CLI::Option* option = nullptr;  // it waits for its value
+  const CLI::Option* option = nullptr;  // it waits for a value
+  int values = 0;                       // that it has so far
   size_t arguments = 0;                 // of the command, so far
   const CLI::App* helped = nullptr;     // what help was asked of, so far
   std::string socket_dir;
@@ -45,9 +46,10 @@ Position Follow(const CLI::App& app, const std::vector<std::string>& words) {
     const std::string& word = words[i];
     if (at.option != nullptr) {
       if (at.option->check_lname("socket-dir")) at.socket_dir = word;
-      at.option = nullptr;
+      if (++at.values >= at.option->get_items_expected_min()) at.option = nullptr;
     } else if (absl::StartsWith(word, "-")) {
       at.option = FindOption(*at.command, word);
+      at.values = 0;
       if (at.option != nullptr && !TakesValue(*at.option)) at.option = nullptr;
     } else if (const CLI::App* command = FindCommand(*at.command, word); command != nullptr) {
       at.command = command;

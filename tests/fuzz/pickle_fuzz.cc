@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "allocator/replay/pickle.h"
 #include "allocator/replay/replay.h"
+#include "allocator/replay/torch_segments.h"
 #include "allocator/replay/torch_trace.h"
 
 namespace {
@@ -74,6 +75,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     const vrambroker::Replay replay({}, *trace);
     Check(replay.start_status().ok(), "a start that cannot be taken over");
+  }
+
+  if (const auto heaps = vrambroker::HeapsOfTorchSnapshot(*value); heaps.ok()) {
+    for (const vrambroker::HeapSnapshot& heap : *heaps) {
+      for (const vrambroker::SegmentSnapshot& segment : heap.segments) {
+        uint64_t end = 0;
+        for (const vrambroker::BlockSnapshot& block : segment.blocks) {
+          Check(block.offset == end, "blocks that do not tile their segment");
+          Check(block.scope == 0 || block.scope < heap.scopes.size(), "a scope that is not listed");
+          end += block.bytes;
+        }
+        Check(end == segment.bytes, "blocks that do not fill their segment");
+      }
+    }
   }
 
   const std::string written = vrambroker::WritePickle(*value);

@@ -230,8 +230,13 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   // Traces: what the session did, and one for which other settings are better.
   const std::string file = MakeTempDir() + "/holder.pickle";
   CheckCommand("snapshot", {"snapshot", "holder", "-o", file});
+  ASSERT_OK(holder.Call(absl::StrCat("alloc ", 1_MiB)));
+  CheckCommand("snapshot", {"snapshot", "holder", "-o", file + ".later"});
   CheckCommand("trace", {"trace", "holder", "-o", file + ".trace", "--seconds=0.1"});
   CheckCommand("replay", {"replay", file, "--device-bytes=1GiB"});
+  CheckCommand("map", {"map", file});
+  CheckCommand("diagnose of a file", {"diagnose", file});
+  CheckCommand("snapshot diff", {"snapshot", "--diff", file, file + ".later"});
   const std::string trace = absl::StrCat(paths::kGoldenDir, "/maxsplit_128");
   CheckCommand("tune", {"tune", trace + ".trace", "--conf", trace + ".conf"});
 

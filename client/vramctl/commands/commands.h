@@ -38,6 +38,8 @@ absl::Status DiagnoseRefusal(const Context& context, uint64_t refusal);
 // The same of the last one of a session, which may have ended. Where none is on record: which settings would have
 // needed less for what the session did.
 absl::Status DiagnoseSession(const Context& context, const std::string& session);
+// Does that for a snapshot in a file, without a daemon.
+absl::Status DiagnoseFile(const Context& context, const std::string& path);
 absl::Status Stats(const Context& context, const std::optional<std::string>& session);
 absl::Status Summary(const Context& context, const std::optional<std::string>& session);
 absl::Status SetLimit(const Context& context, const std::string& session, const std::string& limit);
@@ -67,6 +69,8 @@ absl::Status Record(const Context& context, const std::string& session, const st
 // Writes a session's heaps as PyTorch's snapshot to context.output: JSON for names that end in .json and for "-"
 // (standard output), else a pickle.
 absl::Status Snapshot(const Context& context, const std::string& session);
+// Prints what has grown from one file to another.
+absl::Status DiffSnapshots(const Context& context, const std::string& before, const std::string& after);
 
 // Records a session for a while, or until a request of it is refused, and writes what Snapshot() does, with the events
 // of that time. A signal ends it early. A recording that goes on already goes on; else the session records nothing

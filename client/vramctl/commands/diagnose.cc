@@ -28,6 +28,7 @@
 #include "allocator/wire/admin_json.h"
 #include "client/heap/out_of_memory.h"
 #include "client/vramctl/commands/commands.h"
+#include "client/vramctl/commands/heap_file.h"
 #include "client/vramctl/commands/snapshot_file.h"
 #include "client/vramctl/daemon/daemon_calls.h"
 #include "client/vramctl/options/refusal.h"
@@ -538,6 +539,7 @@ absl::Status DiagnoseRefusal(const Context& context, uint64_t refusal) {
 }
 
 absl::Status DiagnoseSession(const Context& context, const std::string& session) {
+  if (IsHeapFile(session)) return DiagnoseFile(context, session);
   const absl::StatusOr<SettingsTarget> target = TargetOf(context);
   if (!target.ok()) return target.status();
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
@@ -575,6 +577,7 @@ absl::Status DiagnoseSession(const Context& context, const std::string& session)
 }
 
 absl::StatusOr<SettingsTarget> TargetOf(const Context& context) {
+  if (context.target.empty()) return SettingsTarget();
   absl::StatusOr<SettingsTarget> target = SettingsTarget::Parse(context.target);
   if (!target.ok()) return absl::InvalidArgumentError(absl::StrCat("--for: ", target.status().message()));
   return target;

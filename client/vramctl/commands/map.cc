@@ -15,11 +15,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "allocator/base/bytes.h"
 #include "allocator/heap/scope_use.h"
 #include "client/vramctl/commands/commands.h"
+#include "client/vramctl/commands/heap_file.h"
 #include "client/vramctl/commands/output_columns.h"
 #include "client/vramctl/daemon/daemon_calls.h"
+#include "client/vramctl/views/heap_sums.h"
 #include "client/vramctl/views/map_layout.h"
 #include "client/vramctl/views/output.h"
 #include "client/vramctl/views/scope_table.h"
@@ -121,6 +124,14 @@ Json MappedJson(const Mapped& mapped) {
   return json;
 }
 
+void PrintHeap(const Paper& paper, const HeapSnapshot& heap, Style style, bool has_peak) {
+  for (const Line& line : SegmentLines(heap, paper.width, style, paper.utf8)) paper.Print(line);
+  constexpr size_t kMostScopes = 20;
+  for (const std::string& line : ScopeLines(ScopeUses(heap), kMostScopes, has_peak)) {
+    paper.Print(Line{{absl::StrCat("  ", line)}});
+  }
+}
+
 void Print(const Paper& paper, const Mapped& mapped, Style style) {
   const uint64_t limit = mapped.device.limit_bytes();
   Line title = {{Printable(mapped.session.name()), style},
@@ -134,11 +145,7 @@ void Print(const Paper& paper, const Mapped& mapped, Style style) {
   const size_t segments = mapped.heap->segments.size();
   title.push_back({absl::StrCat(", ", Counted(segments, "segment"))});
   paper.Print(title);
-  for (const Line& line : SegmentLines(*mapped.heap, paper.width, style, paper.utf8)) paper.Print(line);
-  constexpr size_t kMostScopes = 20;
-  for (const std::string& line : ScopeLines(ScopeUses(*mapped.heap), kMostScopes)) {
-    paper.Print(Line{{absl::StrCat("  ", line)}});
-  }
+  PrintHeap(paper, *mapped.heap, style, /*has_peak=*/true);
 }
 
 void Print(const Paper& paper, const Overview& overview, const v1::Device& device) {
@@ -163,9 +170,48 @@ void Print(const Paper& paper, const Overview& overview, const v1::Device& devic
   }
 }
 
+absl::Status MapFile(const Context& context, const std::string& path) {
+  const absl::StatusOr<std::vector<HeapSnapshot>> heaps = ReadHeapFile(path);
+  if (!heaps.ok()) return heaps.status();
+  if (absl::Status status = CheckHeapDevice(context, *heaps); !status.ok()) return status;
+  Json maps = Json::array();
+  const Paper paper = PaperOf();
+  size_t drawn = 0;
+  for (size_t device = 0; device < heaps->size(); ++device) {
+    const HeapSnapshot& heap = (*heaps)[device];
+    if (heap.segments.empty() ||
+        (context.only_device.has_value() && *context.only_device != static_cast<int>(device))) {
+      continue;
+    }
+    if (context.json) {
+      maps.push_back({{"id", nullptr},
+                      {"name", path},
+                      {"device", device},
+                      {"reserved_bytes", SumsOf(absl::MakeConstSpan(&heap, 1)).reserved_bytes},
+                      {"segments", SegmentsJson(heap)},
+                      {"scopes", ScopesJson(heap)}});
+      continue;
+    }
+    if (drawn++ > 0) std::printf("\n");
+    paper.Print(Line{{Printable(path), Style::kTitle},
+                     {absl::StrCat(", device ", device, ": ", SumsText(SumsOf(absl::MakeConstSpan(&heap, 1))))}});
+    PrintHeap(paper, heap, StyleOfSession(device), /*has_peak=*/false);
+  }
+  if (context.json) {
+    vramctl::Print({{"devices", Json::array()}, {"maps", std::move(maps)}});
+  } else if (drawn == 0) {
+    std::printf("%s: holds nothing\n", Printable(path).c_str());
+  } else {
+    std::printf("\n");
+    paper.Print(MapLegend(paper.utf8));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Map(const Context& context, const std::optional<std::string>& session) {
+  if (session.has_value() && IsHeapFile(*session)) return MapFile(context, *session);
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
   absl::StatusOr<Overview> overview = ReadOverview(*daemon);

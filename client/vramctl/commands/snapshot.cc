@@ -39,6 +39,16 @@ absl::Status Record(const Context& context, const std::string& session, const st
 
 absl::Status Snapshot(const Context& context, const std::string& session) {
   const std::string& path = context.output;
+  if (context.diff.size() == 1) {
+    return absl::InvalidArgumentError("--diff: one file; two are compared: vramctl snapshot --diff BEFORE AFTER");
+  }
+  if (!context.diff.empty()) {
+    if (session.empty() && path.empty()) return DiffSnapshots(context, context.diff.front(), context.diff.back());
+    return absl::InvalidArgumentError("snapshot: --diff goes with neither SESSION nor -o; see vramctl snapshot --help");
+  }
+  if (session.empty()) {
+    return absl::InvalidArgumentError("SESSION is required, or --diff; see vramctl snapshot --help");
+  }
   if (path.empty()) {
     return absl::InvalidArgumentError("snapshot: say where to: -o FILE, or -o - for JSON on the terminal");
   }

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -70,6 +71,22 @@ void PrintTable(const char* title, const std::vector<TuneCandidate>& candidates,
   if (candidates.empty()) std::printf("No setting tried is better.\n");
 }
 
+// Prints what a newer PyTorch than the one that wrote the snapshot has besides.
+void PrintNewer(const Trace& trace, const ReplayConfig& config, const TuneResult& result, int threads) {
+  const SettingsTarget newest = SettingsTarget::NewestTorch();
+  const TuneResult newer = Tune(trace, config, newest, threads, [](size_t, size_t) {});
+  if (newer.by_peak_reserved.empty()) return;
+  const TuneCandidate& other = newer.by_peak_reserved.front();
+  const TuneCandidate& best = result.by_peak_reserved.empty() ? result.baseline : result.by_peak_reserved.front();
+  const auto cost = [](const TuneCandidate& candidate) {
+    return std::pair(candidate.summary.ooms, candidate.summary.peak_reserved_bytes);
+  };
+  if (cost(other) >= cost(best)) return;
+  std::printf("PyTorch %s or newer has a better one, %s: %s at the peak. For that, give --for %s.\n",
+              SettingsTarget::OldestTorchWith(other.options).release().c_str(), FormatAllocConf(other.options).c_str(),
+              FormatBytes(other.summary.peak_reserved_bytes).c_str(), newest.name().c_str());
+}
+
 Json CandidateJson(const TuneCandidate& candidate) {
   Json json = {{"alloc_conf", FormatAllocConf(candidate.options)},
                {"peak_allocated_bytes", candidate.summary.peak_allocated_bytes},
@@ -92,7 +109,7 @@ Json CandidatesJson(const std::vector<TuneCandidate>& candidates) {
 }  // namespace
 
 absl::Status RunTune(const Context& context, const std::string& path) {
-  const absl::StatusOr<SettingsTarget> target = TargetOf(context);
+  absl::StatusOr<SettingsTarget> target = TargetOf(context);
   if (!target.ok()) return target.status();
   const absl::StatusOr<ReplayConfig> given = ReplayConfigOf(context.replay);
   if (!given.ok()) return given.status();
@@ -101,6 +118,9 @@ absl::Status RunTune(const Context& context, const std::string& path) {
   const absl::StatusOr<ReplayConfig> config = ConfigFor(context.replay, *trace, *given);
   if (!config.ok()) return config.status();
 
+  const TraceWriter* const writer = trace->writer.has_value() ? &*trace->writer : nullptr;
+  const bool is_of_writer = context.target.empty() && writer != nullptr;
+  if (is_of_writer) target = writer->oldest;
   const int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const auto progress = context.json ? [](size_t, size_t) {} : ShowProgress;
   const TuneResult result = Tune(*trace, *config, *target, threads, progress);
@@ -122,6 +142,11 @@ absl::Status RunTune(const Context& context, const std::string& path) {
               Counted(result.tried, "setting").c_str());
   PrintTable("Least reserved memory", result.by_peak_reserved, result);
   PrintTable("Fewest device calls", result.by_device_calls, result);
+  if (is_of_writer) {
+    std::printf("\n%s: tried is what %s has. For another one, give --for, as --for torch-2.14.\n",
+                writer->words.c_str(), target->name().c_str());
+    if (target->release() != SettingsTarget::NewestTorch().release()) PrintNewer(*trace, *config, result, threads);
+  }
   if (result.by_peak_reserved.empty()) return absl::OkStatus();
   const TuneCandidate& best = result.by_peak_reserved.front();
   const ReplaySummary& baseline = result.baseline.summary;
@@ -134,6 +159,10 @@ absl::Status RunTune(const Context& context, const std::string& path) {
                 FormatBytes(baseline.peak_reserved_bytes).c_str());
   }
   std::printf("\n  %s\n", target->Use(best.options).c_str());
+  if (writer != nullptr && !writer->oldest.Has(best.options)) {
+    std::printf("\nFor that, PyTorch must be %s or newer; %s.\n",
+                SettingsTarget::OldestTorchWith(best.options).release().c_str(), writer->words.c_str());
+  }
   return absl::OkStatus();
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "client/vramctl/options/claim_flags.h"
@@ -42,19 +43,20 @@ struct Context {
   absl::Duration timeout =
       absl::Seconds(30);  // of each call; longer than the daemon waits for a client (client_timeout)
   bool json = false;
-  std::string name;                   // hold, policy explain
-  std::string limit;                  // hold; empty: none
-  int device = 0;                     // hold, stats, summary; replay, tune: of a PyTorch snapshot
-  std::string output;                 // snapshot, trace, replay, plan: a file, or "-"
-  uint32_t last = 20;                 // ooms: how many; 0: all
-  std::string session;                // ooms: whose; empty: everybody's
-  std::string target = "vrambroker";  // diagnose, ooms, tune: who is to use the settings
-  std::optional<uint64_t> diagnose;   // ooms: which refusal
-  std::optional<int> only_device;     // map, release: nullopt: all; elsewhere `device` has it
-  bool abbreviated = false;           // summary
-  double interval = 1;                // top, watch: seconds
-  uint64_t count = 0;                 // watch: lines; 0: no end
-  bool batch = false;                 // top: as text, so many times
+  std::string name;                  // hold, policy explain
+  std::string limit;                 // hold; empty: none
+  int device = 0;                    // hold, stats, summary; replay, tune: of a PyTorch snapshot
+  std::string output;                // snapshot, trace, replay, plan: a file, or "-"
+  uint32_t last = 20;                // ooms: how many; 0: all
+  std::string session;               // ooms: whose; empty: everybody's
+  std::string target;                // diagnose, ooms, tune: who is to use the settings; empty: not given
+  std::optional<uint64_t> diagnose;  // ooms: which refusal
+  std::optional<int> only_device;    // map, release: nullopt: all; elsewhere `device` has it
+  std::vector<std::string> diff;     // snapshot: two files to compare; empty: not given
+  bool abbreviated = false;          // summary
+  double interval = 1;               // top, watch: seconds
+  uint64_t count = 0;                // watch: lines; 0: no end
+  bool batch = false;                // top: as text, so many times
   uint64_t batches = 1;
   std::string sort = "reserved";  // top: a column
   ReplayFlags replay;

@@ -11,13 +11,16 @@
 
 namespace vrambroker::vramctl {
 
-std::vector<std::string> ScopeLines(const std::vector<ScopeUse>& uses, size_t most) {
+std::vector<std::string> ScopeLines(const std::vector<ScopeUse>& uses, size_t most, bool has_peak) {
   if (uses.empty()) return {};
   std::vector<std::vector<std::string>> rows = {{">NOW", ">AT PEAK", ">BLOCKS", ">PINS HOLES", "SCOPE"}};
   for (const ScopeUse& use : uses) {
     if (rows.size() > most) break;
     rows.push_back({FormatBytes(use.allocated_bytes), FormatBytes(use.bytes_at_peak), absl::StrCat(use.blocks),
                     FormatBytes(use.pinned_hole_bytes), use.scope.empty() ? "(none)" : Printable(use.scope)});
+  }
+  if (!has_peak) {
+    for (std::vector<std::string>& row : rows) row.erase(row.begin() + 1);
   }
   const std::string table = Table(rows);
   std::vector<std::string> lines = absl::StrSplit(absl::StripSuffix(table, "\n"), '\n');

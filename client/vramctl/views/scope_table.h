@@ -11,8 +11,8 @@
 namespace vrambroker::vramctl {
 
 // A table of what each scope holds, as lines. It shows at most `most` scopes; its last line then counts the others.
-// None where no scope was named.
-std::vector<std::string> ScopeLines(const std::vector<ScopeUse>& uses, size_t most);
+// None where no scope was named. Without `has_peak` it is not known what each held at the peak.
+std::vector<std::string> ScopeLines(const std::vector<ScopeUse>& uses, size_t most, bool has_peak = true);
 
 }  // namespace vrambroker::vramctl
 

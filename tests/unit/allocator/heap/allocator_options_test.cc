@@ -175,6 +175,12 @@ TEST(AllocConfTest, AcceptsRoundupDivisions) {
        {"roundup_power2_divisions:[1:4,>:4]", "roundup_power2_divisions:4", Divisions4},
        {"roundup_power2_divisions:[32768:4,>:2]", "roundup_power2_divisions:4", Divisions4},
        {"roundup_power2_divisions:[64:0,>:0]", "", Nothing},
+       // Without a key before it, '>' is above the first bucket.
+       {"roundup_power2_divisions:[>:2]", "roundup_power2_divisions:[1:0,>:2]",
+        [](AllocatorOptions& options) {
+          options.roundup_power2_divisions.fill(2);
+          options.roundup_power2_divisions[0] = 0;
+        }},
        {"roundup_power2_divisions:[16384:0,>:4]", "roundup_power2_divisions:[16384:0,>:4]",
         [](AllocatorOptions& options) { options.roundup_power2_divisions[15] = 4; }}});
 }
@@ -219,10 +225,24 @@ TEST(AllocConfTest, RefusesSizes) {
                  {"large_segment_size_mb:64,max_non_split_rounding_mb:20",
                   {"max_non_split_rounding_mb: \"20\"", "from 64 (large_segment_size_mb)"}},
                  {"large_segment_size_mb:10",
-                  {"large_segment_size_mb: \"10\" is not an even number from 12 to 1099511627774 (MiB)"}},
-                 {"large_segment_size_mb:21", {"large_segment_size_mb: \"21\" is not an even number"}},
-                 {"large_segment_size_mb:1099511627776", {"large_segment_size_mb: \"1099511627776\"", "from 12 to"}},
-                 {"large_segment_size_mb:20MiB", {"large_segment_size_mb: \"20MiB\"", "from 12 to"}}});
+                  {"large_segment_size_mb: \"10\" is not a whole number from 11 to 1099511627774 (MiB)"}},
+                 {"large_segment_size_mb:1099511627775", {"large_segment_size_mb: \"1099511627775\"", "from 11 to"}},
+                 {"large_segment_size_mb:1099511627776", {"large_segment_size_mb: \"1099511627776\"", "from 11 to"}},
+                 {"large_segment_size_mb:21,max_split_size_mb:21",
+                  {"max_split_size_mb: \"21\" is not a whole number from 22 (large_segment_size_mb)"}}});
+}
+
+// PyTorch reads the digits: "512mb" as 512, and "8gb" as 8.
+TEST(AllocConfTest, RefusesUnitsAndSaysWhatToWrite) {
+  ExpectRefused({{"max_split_size_mb:512mb", {"\"512mb\"", kSplitRange, "; leave the unit out: max_split_size_mb:512"}},
+                 {"max_split_size_mb:512 MiB", {"; leave the unit out: max_split_size_mb:512"}},
+                 {"max_split_size_mb:8gb", {"; leave the unit out: max_split_size_mb:8192"}},
+                 {"max_non_split_rounding_mb:64M", {"; leave the unit out: max_non_split_rounding_mb:64"}},
+                 {"large_segment_size_mb:20MiB", {"(MiB); leave the unit out: large_segment_size_mb:20"}}});
+  for (const char* text : {"max_split_size_mb:512kb", "max_split_size_mb:mb", "max_split_size_mb:-512mb",
+                           "max_split_size_mb:128x", "max_split_size_mb:18446744073709551615g"}) {
+    EXPECT_THAT(MessageOf(ParseAllocConf(text)), Not(HasSubstr("unit"))) << text;
+  }
 }
 
 TEST(AllocConfTest, RefusesShares) {
@@ -247,40 +267,42 @@ TEST(AllocConfTest, RefusesShares) {
 }
 
 TEST(AllocConfTest, RefusesRoundupDivisions) {
-  ExpectRefused({{"roundup_power2_divisions:0",
-                  {"roundup_power2_divisions: \"0\" is not a power of two from 1 to 2147483648", "nor a list"}},
-                 {"roundup_power2_divisions:3", {"\"3\" is not a power of two"}},
-                 {"roundup_power2_divisions:-4", {"\"-4\" is not a power of two"}},
-                 {"roundup_power2_divisions:4x", {"\"4x\" is not a power of two"}},
-                 {"roundup_power2_divisions:4294967296", {"\"4294967296\" is not a power of two"}},
-                 {"roundup_power2_divisions:", {"\"\" is not a power of two"}},
-                 {"roundup_power2_divisions:256:1", {"\"256:1\" is not a power of two"}},
-                 {"roundup_power2_divisions:[256:1", {"\"[256:1\" is not a closed list", "[256:1,512:2,>:8]"}},
-                 {"roundup_power2_divisions:[", {"\"[\" is not a closed list"}},
-                 {"roundup_power2_divisions:[256:1,max_split_size_mb:128", {"is not a closed list"}},
-                 {"roundup_power2_divisions:[256:1]x", {"\"[256:1]x\" is not a closed list with nothing after it"}},
-                 {"roundup_power2_divisions:[256:1]]", {"\"[256:1]]\" is not a closed list"}},
-                 {"roundup_power2_divisions:[256:1] max_split_size_mb:128", {"is not a closed list"}},
-                 {"roundup_power2_divisions:x[256:1]", {"\"x[256:1]\" is not a power of two"}},
-                 {"roundup_power2_divisions:[]", {"in \"[]\": \"\" is not the next key"}},
-                 {"roundup_power2_divisions:[256]", {"after \"256\": \"\" is not 0 or a power of two from 1 to 21474"}},
-                 {"roundup_power2_divisions:[256:3]", {"in \"[256:3]\", after \"256\": \"3\" is not 0 or"}},
-                 {"roundup_power2_divisions:[256:1,>:6]", {"after \">\": \"6\" is not 0 or"}},
-                 {"roundup_power2_divisions:[256:1:2]", {"after \"256\": \"1:2\" is not 0 or"}},
-                 {"roundup_power2_divisions:[256:4294967296]", {"\"4294967296\" is not 0 or"}},
-                 {"roundup_power2_divisions:[256:1,]", {"\"\" is not the next key"}},
-                 {"roundup_power2_divisions:[256:1,,512:2]", {"\"\" is not the next key"}},
-                 {"roundup_power2_divisions:[:1]", {"\"\" is not the next key", "powers of two from 1 to 32768 (MiB)"}},
-                 {"roundup_power2_divisions:[300:1]", {"in \"[300:1]\": \"300\" is not the next key"}},
-                 {"roundup_power2_divisions:[0:1]", {"\"0\" is not the next key"}},
-                 {"roundup_power2_divisions:[-1:1]", {"\"-1\" is not the next key"}},
-                 {"roundup_power2_divisions:[65536:1]", {"\"65536\" is not the next key"}},
-                 {"roundup_power2_divisions:[512:1,256:2]", {"\"256\" is not the next key", "ascending"}},
-                 {"roundup_power2_divisions:[256:1,256:2]", {"\"256\" is not the next key"}},
-                 {"roundup_power2_divisions:[>:8]", {"\">\" is not the next key"}},
-                 {"roundup_power2_divisions:[256:1,>:8,512:2]", {"\"512\" is not the next key", "after them '>'"}},
-                 {"roundup_power2_divisions:[256:1,>:8,>:4]", {"\">\" is not the next key"}},
-                 {"roundup_power2_divisions:[[256:1]", {"\"[256\" is not the next key"}}});
+  ExpectRefused(
+      {{"roundup_power2_divisions:0",
+        {"roundup_power2_divisions: \"0\" is not a power of two from 1 to 2147483648", "nor a list"}},
+       {"roundup_power2_divisions:3", {"\"3\" is not a power of two"}},
+       {"roundup_power2_divisions:-4", {"\"-4\" is not a power of two"}},
+       {"roundup_power2_divisions:4x", {"\"4x\" is not a power of two"}},
+       {"roundup_power2_divisions:4294967296", {"\"4294967296\" is not a power of two"}},
+       {"roundup_power2_divisions:", {"\"\" is not a power of two"}},
+       {"roundup_power2_divisions:256:1", {"\"256:1\" is not a power of two"}},
+       {"roundup_power2_divisions:[256:1", {"\"[256:1\" is not a closed list", "[256:1,512:2,>:8]"}},
+       {"roundup_power2_divisions:[", {"\"[\" is not a closed list"}},
+       {"roundup_power2_divisions:[256:1,max_split_size_mb:128", {"is not a closed list"}},
+       {"roundup_power2_divisions:[256:1]x", {"\"[256:1]x\" is not a closed list with nothing after it"}},
+       {"roundup_power2_divisions:[256:1]]", {"\"[256:1]]\" is not a closed list"}},
+       {"roundup_power2_divisions:[256:1] max_split_size_mb:128", {"is not a closed list"}},
+       {"roundup_power2_divisions:x[256:1]", {"\"x[256:1]\" is not a power of two"}},
+       {"roundup_power2_divisions:[]", {"in \"[]\": \"\" is not the next key"}},
+       {"roundup_power2_divisions:[256]", {"after \"256\": \"\" is not 0 or a power of two from 1 to 21474"}},
+       {"roundup_power2_divisions:[256:3]", {"in \"[256:3]\", after \"256\": \"3\" is not 0 or"}},
+       {"roundup_power2_divisions:[256:1,>:6]", {"after \">\": \"6\" is not 0 or"}},
+       {"roundup_power2_divisions:[256:1:2]", {"after \"256\": \"1:2\" is not 0 or"}},
+       {"roundup_power2_divisions:[256:4294967296]", {"\"4294967296\" is not 0 or"}},
+       {"roundup_power2_divisions:[256:1,]", {"\"\" is not the next key"}},
+       {"roundup_power2_divisions:[256:1,,512:2]", {"\"\" is not the next key"}},
+       {"roundup_power2_divisions:[:1]", {"\"\" is not the next key", "powers of two from 1 to 32768 (MiB)"}},
+       {"roundup_power2_divisions:[300:1]", {"in \"[300:1]\": \"300\" is not the next key"}},
+       {"roundup_power2_divisions:[0:1]", {"\"0\" is not the next key"}},
+       {"roundup_power2_divisions:[-1:1]", {"\"-1\" is not the next key"}},
+       {"roundup_power2_divisions:[65536:1]", {"\"65536\" is not the next key"}},
+       {"roundup_power2_divisions:[512:1,256:2]", {"\"256\" is not the next key", "ascending, and '>' as the"}},
+       {"roundup_power2_divisions:[256:1,256:2]", {"\"256\" is not the next key"}},
+       {"roundup_power2_divisions:[>:8,256:1]", {"\"256\" is not the next key"}},
+       {"roundup_power2_divisions:[>:8,>:8]", {"\">\" is not the next key"}},
+       {"roundup_power2_divisions:[256:1,>:8,512:2]", {"\"512\" is not the next key"}},
+       {"roundup_power2_divisions:[256:1,>:8,>:4]", {"\">\" is not the next key"}},
+       {"roundup_power2_divisions:[[256:1]", {"\"[256\" is not the next key"}}});
 }
 
 TEST(AllocConfTest, RefusesKeysAndWords) {
@@ -315,9 +337,8 @@ TEST(AllocConfTest, RefusesKeysAndWords) {
                  {"backend:native,,", {"missing key with the value \"\""}},
                  {"backend:native,,max_split_size_mb:128", {"missing key with the value \"\""}},
                  {":128", {"missing key with the value \"128\""}},
-                 {"max_split_size_mb:128,backend:native,max_split_size_mb:256",
-                  {"max_split_size_mb: \"256\" is a second value; accepted: each key once"}},
-                 {"pinned_x:1,pinned_x:1", {"pinned_x: \"1\" is a second value"}}});
+                 // Each value is checked, also those that do not apply.
+                 {"max_split_size_mb:19,max_split_size_mb:256", {"max_split_size_mb: \"19\"", kSplitRange}}});
 }
 
 TEST(AllocConfTest, NoGuessIsMadeForAKeyLikeNone) {
@@ -343,6 +364,7 @@ TEST(AllocConfTest, SettingsWithoutEffectWarn) {
   const std::vector<Warned> cases = {{"expandable_segments:True", "expandable_segments:True"},
                                      {"release_lock_on_cudamalloc:True", "release_lock_on_cudamalloc"},
                                      {"release_lock_on_cudamalloc:False", "release_lock_on_cudamalloc"},
+                                     {"release_lock_on_hipmalloc:True", "release_lock_on_hipmalloc"},
                                      {"graph_capture_record_stream_reuse:True", "graph_capture_record_stream_reuse"},
                                      {"backend:cudaMallocAsync", "backend:cudaMallocAsync"},
                                      {"expandable_segments_reserve:0.5", "expandable_segments_reserve "},
@@ -367,6 +389,41 @@ TEST(AllocConfTest, OneWarningForEachSettingAndTheOthersApply) {
   ASSERT_TRUE(conf.ok()) << conf.status();
   EXPECT_EQ(conf->options.max_split_bytes, 128_MiB);
   EXPECT_THAT(conf->warnings, ElementsAre(HasSubstr("expandable"), HasSubstr("pinned_a"), HasSubstr("pinned_b")));
+}
+
+// As in PyTorch. The warning is of the value that does not apply.
+TEST(AllocConfTest, TheLastValueOfAKeyApplies) {
+  const auto parsed = [](const char* text) {
+    const absl::StatusOr<AllocConf> conf = ParseAllocConf(text);
+    EXPECT_TRUE(conf.ok()) << conf.status();
+    return conf.value_or(AllocConf());
+  };
+  const AllocConf split = parsed("max_split_size_mb:256,backend:native,max_split_size_mb:512,max_split_size_mb:128");
+  EXPECT_EQ(split.options.max_split_bytes, 128_MiB);
+  EXPECT_THAT(split.warnings,
+              ElementsAre("max_split_size_mb: \"256\" is not the last value given for it; the last one applies.",
+                          "max_split_size_mb: \"512\" is not the last value given for it; the last one applies."));
+  const AllocConf segments = parsed("large_segment_size_mb:64,max_split_size_mb:32,large_segment_size_mb:32");
+  EXPECT_EQ(segments.options.large_segment_bytes, 32_MiB);
+  EXPECT_EQ(segments.options.max_non_split_rounding_bytes, 32_MiB);
+  // A second list changes what it names, and what is below its first key.
+  EXPECT_EQ(
+      parsed("roundup_power2_divisions:[8:2,>:4],roundup_power2_divisions:[2:8]").options.roundup_power2_divisions,
+      (Divisions{8, 8, 2, 2, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4}));
+  EXPECT_THAT(parsed("expandable_segments:True,expandable_segments:False").warnings,
+              ElementsAre(HasSubstr("\"True\" is not the last value")));
+  EXPECT_THAT(parsed("pinned_x:1,pinned_x:2").warnings,
+              ElementsAre(HasSubstr("\"1\" is not the last value"), HasSubstr("pinned_x has no effect")));
+}
+
+TEST(AllocConfTest, AnOddLargeSegmentIsRoundedUp) {
+  const absl::StatusOr<AllocConf> conf = ParseAllocConf("large_segment_size_mb:11,max_split_size_mb:12");
+  ASSERT_TRUE(conf.ok()) << conf.status();
+  EXPECT_EQ(conf->options.large_segment_bytes, 12_MiB);
+  EXPECT_EQ(conf->options.max_non_split_rounding_bytes, 12_MiB);
+  EXPECT_THAT(conf->warnings,
+              ElementsAre("large_segment_size_mb:11 is taken as 12: vrambroker's segments are multiples "
+                          "of 2 MiB."));
 }
 
 // Every field is at its default now and then; divisions come in runs, as a list has it.

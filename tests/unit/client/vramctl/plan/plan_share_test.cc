@@ -75,6 +75,7 @@ TEST(SharePlanTest, GuaranteesFitAndLeaveEachJobItsPeak) {
 TEST(SharePlanTest, NoGuaranteeIsAboveItsLimitNorAllAboveTheDevice) {
   std::vector<JobProfile> jobs = {Job("a", 10, 30, 100, 50), Job("b", 0, 40, 10, 50), Job("c", 1, 3, 0, 20)};
   jobs[0].peak_reserved -= 3_GiB;
+  jobs[1].peak_reserved += 4_GiB;
   jobs[2].peak_reserved += 1;  // no whole segment
   jobs[2].peak_needed += 3;
   jobs[2].floor_needed += 5;
