@@ -112,6 +112,7 @@ class Daemon {
                                            const std::string& claim) { members_.NoteUnlessKnown(process, claim); },
                      .forget_members = [this](const std::string& claim) { members_.Forget(claim); },
                      .check_name = [this](absl::string_view name) { return CheckClaimDir(config_.socket_dir, name); }},
+                .settings_file = absl::StrCat(config.socket_dir, "/vrambroker.sessions"),
                 .user_name = [names = std::make_shared<UserNames>()](uid_t uid) { return names->Get(uid); },
                 .set_timer = [this](SteadyTime time) { SetTimer(time); },
                 .watch_process = [this](const UniqueFd& pidfd,
@@ -352,9 +353,7 @@ absl::Status Daemon::Start() {
   const std::string path = SocketPath();
   const absl::StatusOr<ClientSocket> listener = ListenUnix(path, SOCK_STREAM, config_.socket_mode);
   if (!listener.ok()) return listener.status();
-  if (absl::Status status = connections_.Serve(*listener, server_.get(), budget); !status.ok()) {
-    return status;
-  }
+  if (absl::Status status = connections_.Serve(*listener, server_.get(), budget); !status.ok()) return status;
   phase_ = DaemonState::kServing;
   LogLine("daemon ready")
       .Add("socket", path)

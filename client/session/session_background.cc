@@ -291,7 +291,7 @@ absl::Status SessionClient::Reconnect() {
   absl::StatusOr<std::shared_ptr<Link>> reached = Connect(old.get(), options().connect_timeout);
   const bool resumed = reached.ok();
   const absl::Status refused = reached.status();
-  if (IsNotToBeResumed(refused)) reached = Connect(nullptr, options().connect_timeout);
+  if (IsNotToBeResumed(refused)) reached = Connect(nullptr, options().connect_timeout, old->resume_token);
   if (!reached.ok()) return reached.status();
   Link& link = **reached;
   link.session = resumed ? old->session : old->session + 1;

@@ -123,7 +123,8 @@ class SessionClient final : public HeapHost {
   bool leases() const { return options().placement == Placement::kLeased; }
   bool InUse();
   // A connection with a session on it: that of an earlier link, or a new one.
-  absl::StatusOr<std::shared_ptr<Link>> Connect(const Link* resume, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::shared_ptr<Link>> Connect(const Link* resume, absl::Duration timeout,
+                                                const std::string& earlier_token = "") ABSL_LOCKS_EXCLUDED(mu_);
   v1::Hello MakeHello() const;
   // What says that the session of `resume` goes on, and with which segments: the first message, then the others.
   std::vector<v1::SessionRequest> ResumeMessages(const Link& resume);

@@ -59,7 +59,8 @@ std::vector<v1::SessionRequest> SessionClient::ResumeMessages(const Link& resume
   return messages;
 }
 
-absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume, absl::Duration timeout) {
+absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume, absl::Duration timeout,
+                                                             const std::string& earlier_token) {
   absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ConnectChannel(options().socket_dir, timeout, [this] {
     MutexLock lock(mu_);
     return stopping_;
@@ -73,6 +74,7 @@ absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume,
   std::vector<v1::SessionRequest> messages(1);
   if (resume == nullptr) {
     *messages[0].mutable_hello() = MakeHello();
+    messages[0].mutable_hello()->set_earlier_token(earlier_token);
   } else {
     messages = ResumeMessages(*resume);
   }

@@ -10,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "allocator/base/utf8.h"
 #include "deploy/kubernetes/labels.h"
 #include "server/base/log_line.h"
 #include "server/base/random_token.h"
@@ -147,11 +148,18 @@ void DevicePlugin::Forget(const Watch* watch) {
   return list;
 }
 
-absl::StatusOr<DeviceOfUnits> DevicePlugin::FindDevice(const std::string& uuid) const {
+absl::StatusOr<DeviceOfUnits> DevicePlugin::FindDevice(const DeviceUnits& units) const {
   const MutexLock lock(mu_);
-  const auto it = absl::c_find_if(devices_, [&](const DeviceOfUnits& device) { return device.uuid == uuid; });
-  if (it != devices_.end()) return *it;
-  return absl::NotFoundError(absl::StrCat("the daemon has no device ", uuid));
+  const auto it = absl::c_find_if(devices_, [&](const DeviceOfUnits& device) { return device.uuid == units.device; });
+  if (it == devices_.end()) {
+    return absl::NotFoundError(absl::StrCat("the daemon has no device ", CleanText(units.device, kMostIdShown)));
+  }
+  if (const uint32_t last = *units.numbers.rbegin(); last >= it->units) {
+    return absl::NotFoundError(absl::StrCat("device ", it->ordinal, " has no unit ", last, " of memory: of ", resource_,
+                                            " it has ", it->units, it->units == 1 ? " unit" : " units",
+                                            ", numbered from 0"));
+  }
+  return *it;
 }
 
 grpc::Status DevicePlugin::GetDevicePluginOptions(grpc::ServerContext* /*context*/, const ::v1beta1::Empty* /*request*/,
@@ -215,7 +223,7 @@ absl::StatusOr<::v1beta1::ContainerAllocateResponse> DevicePlugin::AllocateConta
     const std::vector<std::string>& ids) {
   const absl::StatusOr<DeviceUnits> units = ParseUnitIds(ids);
   if (!units.ok()) return units.status();
-  const absl::StatusOr<DeviceOfUnits> device = FindDevice(units->device);
+  const absl::StatusOr<DeviceOfUnits> device = FindDevice(*units);
   if (!device.ok()) return device.status();
   // The kubelet starts nothing else while it waits for the answer.
   if (!device->is_healthy) {

@@ -75,7 +75,8 @@ class DevicePlugin final
   ::v1beta1::ListAndWatchResponse ListUnits() const ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<::v1beta1::ContainerAllocateResponse> AllocateContainer(const std::vector<std::string>& ids)
       ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<DeviceOfUnits> FindDevice(const std::string& uuid) const ABSL_LOCKS_EXCLUDED(mu_);
+  // NotFound: units that the kubelet was never told of.
+  absl::StatusOr<DeviceOfUnits> FindDevice(const DeviceUnits& units) const ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::string resource_;
   const uint64_t unit_bytes_;

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "allocator/base/bytes.h"
+#include "allocator/base/utf8.h"
 
 namespace vrambroker::kubernetes {
 namespace {
@@ -52,13 +53,14 @@ absl::StatusOr<DeviceUnits> ParseUnitIds(const std::vector<std::string>& ids) {
     std::optional<Unit> unit = ParseUnitId(id);
     if (!unit.has_value()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("\"", id, "\" is no unit of memory: they are named DEVICE::NUMBER"));
+          absl::StrCat("\"", CleanText(id, kMostIdShown), "\" is no unit of memory: they are named DEVICE::NUMBER"));
     }
     if (units.device.empty())
       units.device = std::move(unit->device);
     else if (units.device != unit->device) {
       return absl::FailedPreconditionError(
-          absl::StrCat("the ", ids.size(), " units are of several devices (", units.device, ", ", unit->device,
+          absl::StrCat("the ", ids.size(), " units are of several devices (", CleanText(units.device, kMostIdShown),
+                       ", ", CleanText(unit->device, kMostIdShown),
                        "), and a container's memory is on one: no device has as many free. Ask for fewer, or start "
                        "vrambroker-device-plugin with --resource-per-device, so that the scheduler knows"));
     }

@@ -20,6 +20,9 @@ namespace vrambroker::kubernetes {
 // The kubelet and the scheduler keep a list of them, and the kubelet asks for it at once.
 inline constexpr uint64_t kMostUnits = 20'000;
 
+// Characters of an id, or of a part of it, in an error: gRPC breaks connections over texts of some KiB.
+inline constexpr size_t kMostIdShown = 100;
+
 // Some units of one device: what a container is given.
 struct DeviceUnits {
   std::string device;  // its uuid

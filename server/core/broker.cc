@@ -58,6 +58,7 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
     : options_(std::move(options)),
       pools_(std::move(pools)),
       workers_(workers),
+      settings_(options_.settings_file),
       timer_(options_.set_timer),
       sessions_(pools_.size(), options_.max_recorded_events_per_uid),
       waiting_({.clock = options_.clock,
@@ -70,7 +71,7 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
       allocations_(pools_, options_.clock, &waiting_, &refusals_),
       leases_(pools_, options_.clock, &waiting_, &refusals_, &timer_),
       charges_(pools_, options_.clock, &waiting_, &refusals_),
-      limits_(pools_, options_.reclaim_timeout, &waiting_),
+      limits_(pools_, options_.reclaim_timeout, &waiting_, &settings_),
       claims_({.reclaim_timeout = options_.reclaim_timeout,
                .max_wait = [this] { return policy()->max_wait(); },
                .end_session = [this](const SessionPtr& session,
@@ -88,7 +89,7 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
                    },
                .hooks = options_.claims},
               pools_, workers_, &sessions_, &waiting_, &limits_),
-      recordings_(options_.record_events, &sessions_),
+      recordings_(options_.record_events, &sessions_, &settings_),
       fragmentation_(pools_, options_.fragmentation_window, options_.clock),
       reconciliation_(options_.overhead_allowance_bytes, pools_, workers_, &sessions_),
       quarantine_checks_(pools_, workers_, &timer_),
@@ -146,6 +147,14 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
                          .record_events = options_.record_events});
   if (!reserved.ok()) return reserved.status();
   (void)options_.user_name(caller.uid);  // so that it is known when somebody looks
+  SavedSession saved{.process = {.pid = caller.pid, .started = started},
+                     .kind = PlacementName(options.placement),
+                     .name = name,
+                     .token = {}};
+  if (options.placement == Placement::kLeased) saved.token = *token;
+  const SessionSettings set = settings_.Opened(reserved->id, std::move(saved), options.earlier);
+  // What its client records it goes on recording; other clients begin anew.
+  const bool goes_on = options.placement == Placement::kLeased && set.recorded_events.has_value();
   // Seen by nobody until it is whole.
   const SessionSetup setup{.id = reserved->id,
                            .name = reserved->name,
@@ -157,7 +166,7 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
                            .bounds = options_.session_bounds,
                            .events = std::move(events),
                            .allocator = options.allocator.value_or(options_.allocator),
-                           .record_events = reserved->record_events,
+                           .record_events = goes_on ? *set.recorded_events : reserved->record_events,
                            .clock = options_.clock};
   SessionPtr session;
   switch (options.placement) {
@@ -171,17 +180,19 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
       session = std::make_shared<CountedSession>(setup, *token);
       break;
   }
-  OpenAccounts(*session, options, setup.allocator, started);
+  OpenAccounts(*session, options, setup.allocator, started, set);
   // Before it has any memory.
   if (terms->claim_id.has_value()) options_.claims.note_member({.pid = caller.pid, .started = started}, terms->claim);
   refusals_.AddTenant(terms->tenant);  // before anybody sees the session
   if (absl::Status status = sessions_.Publish(session); !status.ok()) {
     for (SegmentPool* pool : pools_) (void)pool->CloseAccount(session->id());
+    settings_.Left(session->id());
     return status;
   }
   std::move(leave_claim).Cancel();
   claims_.Published(session, *this->policy());
   LogOpened(*session, setup.allocator);
+  LogSet(*session, set);
   if (absl::Status status = Watch(session); !status.ok()) return status;
   return session;
 }
@@ -215,7 +226,7 @@ absl::StatusOr<SessionTerms> Broker::TermsOfNew(const Policy& policy, const Call
 }
 
 void Broker::OpenAccounts(Session& session, const OpenOptions& options, const AllocatorOptions& allocator,
-                          uint64_t started) {
+                          uint64_t started, const SessionSettings& set) {
   const SessionTerms& terms = session.terms();
   const SessionMark mark = MarkOf(session.caller(), options);
   for (size_t device = 0; device < pools_.size(); ++device) {
@@ -223,6 +234,7 @@ void Broker::OpenAccounts(Session& session, const OpenOptions& options, const Al
     uint64_t limit = std::min(LimitBytes(terms.limit, pool.capacity_bytes()),
                               LimitBytes(allocator.per_process_memory_fraction, pool.capacity_bytes()));
     if (options.limit.has_value()) limit = std::min(limit, LimitBytes(*options.limit, pool.capacity_bytes()));
+    if (set.limit.has_value()) limit = LimitBytes(*set.limit, pool.capacity_bytes());
     pool.OpenAccount(session.id(), {.client = session.name(),
                                     .pid = session.caller().pid,
                                     .started = started,
@@ -230,7 +242,7 @@ void Broker::OpenAccounts(Session& session, const OpenOptions& options, const Al
                                     .claim = terms.claim_id,
                                     .tenant = TenantOf(session),
                                     .limit_bytes = limit,
-                                    .priority = terms.priority,
+                                    .priority = set.priority.value_or(terms.priority),
                                     .user_limit_bytes = BoundBytes(terms.user_limit, pool),
                                     .user_guarantee_bytes = BoundBytes(terms.user_guarantee, pool),
                                     .mark = mark});
@@ -271,6 +283,21 @@ void Broker::LogOpened(const Session& session, const AllocatorOptions& allocator
                                           .Add("placement", PlacementName(session.placement()))
                                           .Add("limits", absl::StrJoin(pools_, ",", limit_of))
                                           .Add("alloc_conf", FormatAllocConf(allocator)));
+}
+
+void Broker::LogSet(const Session& session, const SessionSettings& set) const {
+  if (set == SessionSettings()) return;
+  LogLine line = SessionLine("session has what an operator had set before the daemon was started", session);
+  const auto text = [&](const Limit& limit) {
+    return absl::StrJoin(pools_, ",", [&](std::string* out, const SegmentPool* pool) {
+      absl::StrAppend(out, LimitBytes(limit, pool->capacity_bytes()));
+    });
+  };
+  if (set.limit.has_value()) line.Add("limits", text(*set.limit));
+  if (set.guarantee.has_value()) line.Add("guarantees", text(*set.guarantee));
+  if (set.priority.has_value()) line.Add("priority", *set.priority);
+  if (set.recorded_events.has_value()) line.Add("events", *set.recorded_events);
+  LogClientEvent(spdlog::level::info, line);
 }
 
 absl::Status Broker::Watch(const SessionPtr& session) {
@@ -385,6 +412,7 @@ void Broker::Finish(const SessionPtr& session, const std::string& why, CloseReas
   }
   sessions_.Remove(*session, reason, alloc_retries);
   const bool by_itself = reason == CloseReason::kGoodbye || reason == CloseReason::kProcessEnded;
+  by_itself ? settings_.Ended(session->id()) : settings_.Left(session->id());
   LogClosed(*session, why, reason, held, by_itself ? refusals_.CountEndedAfterRefusal(*session) : std::nullopt);
   if (const std::optional<ClaimId> claim = session->terms().claim_id) claims_.Leave(*claim);
   timer_.Update();  // what it has left is looked at
@@ -421,6 +449,9 @@ void Broker::LogClosed(const Session& session, const std::string& why, CloseReas
 
 uint64_t Broker::EndSession(const SessionPtr& session, const std::string& reason) {
   if (session->Advance(SessionState::kEnded)) {
+    // Other clients do not come back to a session that has been ended.
+    if (session->counted() != nullptr)
+      settings_.Change(session->id(), [](SessionSettings& set) { set.is_ended = true; });
     LogClientEvent(spdlog::level::info, SessionLine("session ended", *session).Add("why", reason));
     waiting_.CancelAll(*session, absl::AbortedError("the session was ended by an operator"));
     for (SegmentPool* pool : pools_) {

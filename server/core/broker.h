@@ -22,6 +22,7 @@
 #include "allocator/base/mutex.h"
 #include "allocator/device/session_mark.h"
 #include "allocator/heap/allocator_options.h"
+#include "server/base/random_token.h"
 #include "server/base/shared_timer.h"
 #include "server/base/worker_pool.h"
 #include "server/core/broker_options.h"
@@ -35,6 +36,7 @@
 #include "server/core/recordings.h"
 #include "server/core/session_limits.h"
 #include "server/identity/policy.h"
+#include "server/identity/saved_settings.h"
 #include "server/pool/segment_pool.h"
 #include "server/requests/allocations.h"
 #include "server/requests/charges.h"
@@ -53,7 +55,8 @@ struct OpenOptions {
   std::optional<Limit> limit;                 // none: what the policy allows
   std::optional<AllocatorOptions> allocator;  // none: the broker's
   Placement placement = Placement::kRemote;
-  std::optional<uint32_t> mark;  // the client's descriptor of it: see allocator/device/session_mark.h
+  std::optional<uint32_t> mark;        // the client's descriptor of it: see allocator/device/session_mark.h
+  std::optional<RandomToken> earlier;  // of the session that it goes on from, which an earlier daemon had
 };
 
 // Safe to call from any thread. No call blocks; what may take time answers through its callback, which is called
@@ -77,6 +80,7 @@ class Broker {
   WaitingRequests& waiting() { return waiting_; }
   Refusals& refusals() { return refusals_; }
   SessionLimits& limits() { return limits_; }
+  SavedSettings& settings() { return settings_; }
   Claims& claims() { return claims_; }
   Recordings& recordings() { return recordings_; }
   FragmentationWatch& fragmentation() { return fragmentation_; }
@@ -144,11 +148,14 @@ class Broker {
   // By its claim, if it has one: Claims::Leave() is to follow.
   absl::StatusOr<SessionTerms> TermsOfNew(const Policy& policy, const Caller& caller, const std::string& name,
                                           uint64_t started);
-  // Its accounts, with the smallest limit that applies. `started`: when its process was.
-  void OpenAccounts(Session& session, const OpenOptions& options, const AllocatorOptions& allocator, uint64_t started);
+  // Its accounts, with the smallest limit that applies, unless an operator has `set` another one. `started`: when its
+  // process was.
+  void OpenAccounts(Session& session, const OpenOptions& options, const AllocatorOptions& allocator, uint64_t started,
+                    const SessionSettings& set);
   // 0 when no device needs it, or it cannot be told.
   SessionMark MarkOf(const Caller& caller, const OpenOptions& options);
   void LogOpened(const Session& session, const AllocatorOptions& allocator) const;
+  void LogSet(const Session& session, const SessionSettings& set) const;
   // The session is closed when its process ends. An error: it is closed already.
   absl::Status Watch(const SessionPtr& session);
   void Unwatch(Session& session);
@@ -167,6 +174,7 @@ class Broker {
   std::atomic<bool> warned_of_mark_{false};
 
   // Each is thread-safe, and may use those before it.
+  SavedSettings settings_;
   SharedTimer timer_;
   SessionRegistry sessions_;
   WaitingRequests waiting_;

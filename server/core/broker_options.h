@@ -40,6 +40,7 @@ struct BrokerOptions {
   std::chrono::milliseconds fragmentation_window = std::chrono::minutes(1);  // see FragmentationTrend
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
   ClaimHooks claims;
+  std::string settings_file;  // see SavedSettings; empty: none
   // The name of a user; empty: not known, or not yet. Waits for nothing.
   std::function<std::string(uid_t uid)> user_name = [](uid_t) { return std::string(); };
   // Calls Broker::OnTimer() at `time`, or soon after; replaces the time that was set before. From any thread.

@@ -17,9 +17,10 @@ constexpr size_t kMaxHoldsOfUser = 16;
 
 }  // namespace
 
-Recordings::Recordings(uint64_t default_events, SessionRegistry* sessions)
+Recordings::Recordings(uint64_t default_events, SessionRegistry* sessions, SavedSettings* settings)
     : default_events_(default_events),
       sessions_(*sessions),
+      settings_(*settings),
       slots_({.what = "traces under way", .per_uid = kMaxHoldsOfUser, .per_uid_bound = "the daemon"}) {}
 
 void Recordings::Set(const SessionPtr& session, uint64_t max_events, const std::function<void(absl::Status)>& done) {
@@ -32,6 +33,7 @@ void Recordings::Set(const SessionPtr& session, uint64_t max_events, const std::
     // What costs more than the default does is done for who has asked for it.
     if (status.ok()) status = session->SetRecording(max_events, /*exact_times=*/max_events > default_events_);
     if (status.ok()) {
+      settings_.Change(session->id(), [&](SessionSettings& set) { set.recorded_events = max_events; });
       LogClientEvent(spdlog::level::info,
                      SessionLine("recording changed", session->id(), session->name()).Add("events", max_events));
     }

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/user_slots.h"
+#include "server/identity/saved_settings.h"
 #include "server/sessions/session.h"
 #include "server/sessions/session_registry.h"
 
@@ -40,8 +41,8 @@ class RecordingHold {
 // Thread-safe. No call blocks.
 class Recordings {
  public:
-  // `default_events`: what sessions keep from the start. `sessions` outlives it.
-  Recordings(uint64_t default_events, SessionRegistry* sessions);
+  // `default_events`: what sessions keep from the start. The others outlive it.
+  Recordings(uint64_t default_events, SessionRegistry* sessions, SavedSettings* settings);
 
   // Keeps the last `max_events` events of each of the session's heaps for snapshots; 0: none. InvalidArgument above
   // kMaxRecordedEvents; ResourceExhausted when the remote sessions of its user may keep no more.
@@ -58,6 +59,7 @@ class Recordings {
 
   const uint64_t default_events_;
   SessionRegistry& sessions_;
+  SavedSettings& settings_;
   UserSlots slots_;  // holds
 };
 

@@ -73,8 +73,8 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
 };
 
 SessionLimits::SessionLimits(std::vector<SegmentPool*> pools, std::chrono::milliseconds reclaim_timeout,
-                             WaitingRequests* waiting)
-    : pools_(std::move(pools)), reclaim_timeout_(reclaim_timeout), waiting_(*waiting) {}
+                             WaitingRequests* waiting, SavedSettings* settings)
+    : pools_(std::move(pools)), reclaim_timeout_(reclaim_timeout), waiting_(*waiting), settings_(*settings) {}
 
 absl::Status SessionLimits::SetLimit(const SessionPtr& session, const Limit& limit) {
   if (absl::Status status = CheckLimit("limit", limit); !status.ok()) return status;
@@ -91,6 +91,7 @@ absl::Status SessionLimits::SetLimit(const SessionPtr& session, const Limit& lim
     }
     before.push_back(account.has_value() ? account->limit_bytes : 0);
   }
+  settings_.Change(session->id(), [&](SessionSettings& set) { set.limit = limit; });
   for (size_t device = 0; device < pools_.size(); ++device) {
     const int ordinal = static_cast<int>(device);
     const uint64_t bytes = LimitBytes(limit, pools_[device]->capacity_bytes());
@@ -127,6 +128,18 @@ void SessionLimits::TellLimit(const SessionPtr& session) {
 }
 
 void SessionLimits::KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done) {
+  if (const std::optional<Limit> set = settings_.Get(session->id()).guarantee; set.has_value()) {
+    return GiveGuarantee(session, *set, [this, session, done](const absl::Status& given) {
+      if (given.ok() || absl::IsAborted(given)) return done(given);
+      settings_.Change(session->id(), [](SessionSettings& of) { of.guarantee = std::nullopt; });
+      LogClientEvent(spdlog::level::warn,
+                     SessionLine("guarantee left out: an operator had set it before the daemon was "
+                                 "started, and it cannot be given any more",
+                                 session->id(), session->name())
+                         .Add("why", given.message()));
+      done(absl::OkStatus());
+    });
+  }
   const Limit& allowed = session->terms().guarantee;
   if (wished.has_value()) {
     if (absl::Status status = CheckLimit("guarantee", *wished); !status.ok()) return done(status);
@@ -145,7 +158,7 @@ void SessionLimits::KeepGuarantee(const SessionPtr& session, const std::optional
   }
   const Limit guarantee = wished.has_value() ? *wished : LeftOf(*session, allowed);
   if (guarantee == Limit(uint64_t{0}) || guarantee == Limit(0.0)) return done(absl::OkStatus());
-  SetGuarantee(session, guarantee, done);
+  GiveGuarantee(session, guarantee, done);
 }
 
 Limit SessionLimits::LeftOf(const Session& session, const Limit& allowed) const {
@@ -162,12 +175,19 @@ Limit SessionLimits::LeftOf(const Session& session, const Limit& allowed) const 
 }
 
 void SessionLimits::SetGuarantee(const SessionPtr& session, const Limit& guarantee, const Done& done) {
+  GiveGuarantee(session, guarantee, [this, session, guarantee, done](const absl::Status& given) {
+    if (given.ok()) settings_.Change(session->id(), [&](SessionSettings& set) { set.guarantee = guarantee; });
+    done(given);
+  });
+}
+
+void SessionLimits::GiveGuarantee(const SessionPtr& session, const Limit& guarantee, const Done& done) {
   if (absl::Status status = CheckLimit("guarantee", guarantee); !status.ok()) return done(status);
   if (absl::Status status = session->CheckNotEnded(); !status.ok()) return done(status);
   std::make_shared<Guarantee>(this, session, guarantee, done)->Continue();
 }
 
-absl::Status SessionLimits::SetPriority(const SessionPtr& session, int64_t priority) {
+absl::Status SessionLimits::SetPriority(const SessionPtr& session, int64_t priority, bool is_operators) {
   if (priority < -kMaxPriority || priority > kMaxPriority) {
     return absl::InvalidArgumentError(
         absl::StrCat("priority: ", priority, " is not within [", -kMaxPriority, ", ", kMaxPriority, "]"));
@@ -177,6 +197,9 @@ absl::Status SessionLimits::SetPriority(const SessionPtr& session, int64_t prior
     if (absl::Status status = pool->SetPriority(session->id(), static_cast<int>(priority)); !status.ok()) return status;
   }
   waiting_.UpdatePriority(*session, static_cast<int>(priority));
+  settings_.Change(session->id(), [&](SessionSettings& set) {
+    set.priority = is_operators ? std::optional(static_cast<int>(priority)) : std::nullopt;
+  });
   LogClientEvent(spdlog::level::info,
                  SessionLine("priority changed", session->id(), session->name()).Add("priority", priority));
   return absl::OkStatus();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SessionLimits: what operators, and the policy, set of a live session: limit, guarantee, priority.
+// SessionLimits: what operators, and the policy, set of a live session: limit, guarantee, priority. What operators set
+// is kept for the session over a restart of the daemon (SavedSettings).
 #ifndef VRAMBROKER_SERVER_CORE_SESSION_LIMITS_H_
 #define VRAMBROKER_SERVER_CORE_SESSION_LIMITS_H_
 
@@ -14,13 +15,12 @@
 #include "absl/strings/string_view.h"
 #include "allocator/base/mutex.h"
 #include "server/identity/policy.h"
+#include "server/identity/saved_settings.h"
 #include "server/pool/segment_pool.h"
 #include "server/requests/waiting_requests.h"
 #include "server/sessions/session.h"
 
 namespace vrambroker {
-
-inline constexpr int kMaxPriority = 1000;
 
 // InvalidArgument for a fraction that is not within [0, 1].
 absl::Status CheckLimit(absl::string_view field, const Limit& limit);
@@ -31,7 +31,8 @@ class SessionLimits {
   using Done = std::function<void(absl::Status)>;
 
   // All outlive it. `pools` by device.
-  SessionLimits(std::vector<SegmentPool*> pools, std::chrono::milliseconds reclaim_timeout, WaitingRequests* waiting);
+  SessionLimits(std::vector<SegmentPool*> pools, std::chrono::milliseconds reclaim_timeout, WaitingRequests* waiting,
+                SavedSettings* settings);
 
   // What is reserved beyond it is asked back, as far as it is reclaimable; the rest stays. InvalidArgument below the
   // guarantee.
@@ -44,14 +45,17 @@ class SessionLimits {
   // The same, and its client, who is not connected yet, is not told.
   void UpdateLimit(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
   // Gives a new session the guarantee that it asks for, or (none) all that the policy allows. PermissionDenied above
-  // that; errors as SetGuarantee(), after which the session is to be closed.
+  // that; errors as SetGuarantee(), after which the session is to be closed. Where an operator had set another one
+  // before the daemon was started, it gets that, or none when that cannot be given any more.
   void KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
-  // InvalidArgument outside of [-kMaxPriority, kMaxPriority].
-  absl::Status SetPriority(const SessionPtr& session, int64_t priority);
+  // InvalidArgument outside of [-kMaxPriority, kMaxPriority]. What is not an operator's word is not kept.
+  absl::Status SetPriority(const SessionPtr& session, int64_t priority, bool is_operators = false);
 
  private:
   class Guarantee;
 
+  // SetGuarantee() without a word to the next daemon.
+  void GiveGuarantee(const SessionPtr& session, const Limit& guarantee, const Done& done);
   void TellLimitOf(const SessionPtr& session, int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // The guarantee that a session gets without asking: what the policy allows, but no more than its limit, nor than what
@@ -61,6 +65,7 @@ class SessionLimits {
   const std::vector<SegmentPool*> pools_;
   const std::chrono::milliseconds reclaim_timeout_;
   WaitingRequests& waiting_;
+  SavedSettings& settings_;
 
   // Held while a limit is changed: pool, allocator and client hear of two changes in the same order, all devices of the
   // last one. No lock of a request, session or pool is held when it is taken.

@@ -72,6 +72,13 @@ HttpRequest ToRequest(const http::request<http::empty_body>& head) {
                       .path = ToString(head.target()),
                       .host = header(http::field::host),
                       .accept_encoding = header(http::field::accept_encoding)};
+  // RFC 9112, section 3.2. Who reads another one of them than the daemon does would take its answer for another site's.
+  const size_t hosts = head.count(http::field::host);
+  if (hosts > 1) {
+    request.fault = absl::StrCat("the request has ", hosts, " Host headers; send one\n");
+  } else if (hosts == 0 && head.version() >= 11) {
+    request.fault = "the request has no Host header, which HTTP/1.1 needs\n";
+  }
   // "http://localhost:9477/metrics", as for a proxy: its host counts.
   if (absl::StartsWithIgnoreCase(request.path, "http://")) {
     const std::string rest = request.path.substr(7);

@@ -144,6 +144,7 @@ HttpRouter::HttpRouter(std::vector<HttpPage> pages, bool local_only) : local_onl
 
 HttpRouter::Match HttpRouter::Find(const HttpRequest& request) const {
   const auto refuse = [](HttpResponse response) { return Match{.refusal = std::move(response)}; };
+  if (!request.fault.empty()) return refuse(HttpText(400, request.fault));
   // HTTP/1.0 has no Host header, and no browser speaks it.
   if (local_only_ && request.host.has_value() && !IsLocalHost(*request.host)) {
     return refuse(HttpText(403,

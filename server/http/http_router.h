@@ -24,7 +24,8 @@ struct HttpRequest {
   std::string method;               // "GET"
   std::string path;                 // decoded, without the query: "/api/map"
   std::string query;                // as it came: "device=0&session=a%20b"
-  std::optional<std::string> host;  // the Host header
+  std::optional<std::string> host;  // the Host header; none: HTTP/1.0
+  std::string fault = {};           // why it is no request to answer (400); empty: it is one
   std::optional<std::string> accept_encoding;
 };
 
@@ -53,8 +54,8 @@ class HttpRouter {
   // the address 127.0.0.1 (DNS rebinding) could read everything otherwise.
   HttpRouter(std::vector<HttpPage> pages, bool local_only);
 
-  // The page that is to answer, with its parameters; or the answer to a request that none can: 400 (a parameter), 403
-  // (the host), 404 (with all paths), 405.
+  // The page that is to answer, with its parameters; or the answer to a request that none can: 400 (a header, a
+  // parameter), 403 (the host), 404 (with all paths), 405.
   struct Match {
     const HttpPage* page = nullptr;  // null: `refusal` is the answer
     HttpParameters parameters;

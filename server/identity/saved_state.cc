@@ -89,7 +89,10 @@ absl::StatusOr<SavedState> LoadState(const std::string& dir) {
   absl::StatusOr<std::string> owner = RandomOwner();
   if (!owner.ok()) return owner.status();
   SavedState state{.owner = *std::move(owner), .is_new = !exists};
-  if (absl::Status status = SaveState(dir, state); !status.ok()) return status;
+  if (absl::Status status = SaveState(dir, state); !status.ok()) {
+    spdlog::error("{}: the next daemon will count what processes hold of this run only as far as their clients say so",
+                  std::string(status.message()));
+  }
   return state;
 }
 

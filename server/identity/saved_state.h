@@ -28,7 +28,8 @@ struct SavedState {
 std::string BootId();
 
 // From `dir`/vrambroker.state. When there is none, or it is damaged or not this user's alone, a new one is made: memory
-// that processes hold of earlier runs is not found then. What earlier boots of the machine left is of the owner alone.
+// that processes hold of earlier runs is not found then. One that cannot be written, for a full disk or a directory in
+// its place, holds for this run alone, which is logged. What earlier boots of the machine left is of the owner alone.
 // REQUIRES: `dir` is locked by LockSocketDir().
 absl::StatusOr<SavedState> LoadState(const std::string& dir);
 // At once or not at all. REQUIRES: as LoadState().

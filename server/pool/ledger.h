@@ -82,7 +82,8 @@ class Ledger {
   const absl::flat_hash_map<ShareId, ShareStats>& shares() const { return shares_; }
   // What growth by `bytes` takes that other shares could have; 0 within the guarantees.
   uint64_t GrowthOf(const AccountState& account, uint64_t bytes) const;
-  // The most that the share's limit, and the guarantees of others, may ever let the account grow by.
+  // The most that the share's limit, and the guarantees of others, may ever let the account grow by: when all others
+  // have given back what they can.
   uint64_t MostEver(const AccountState& account) const;
   // Bytes that others would have to give up before the account may grow by `bytes`, limits aside.
   uint64_t MissingBytes(const AccountState& account, uint64_t bytes) const;

@@ -241,6 +241,15 @@ grpc::ServerUnaryReactor* AdminService::GetSession(grpc::CallbackServerContext* 
   return reactor;
 }
 
+template <typename Response>
+void AdminService::Describe(const Session& session, Response* response) const {
+  *response->mutable_session() = ToProto(broker_.operator_view().Describe(session));
+  if (const absl::Status kept = broker_.settings().status(); !kept.ok()) {
+    response->set_warning(absl::StrCat("in effect, but a daemon that is started again will not know it: ",
+                                       absl::string_view(kept.message())));
+  }
+}
+
 grpc::ServerUnaryReactor* AdminService::SetLimit(grpc::CallbackServerContext* context,
                                                  const v1::SetLimitRequest* request, v1::SetLimitResponse* response) {
   absl::StatusOr<SessionPtr> session = FindForChange(*context, request->session());
@@ -248,7 +257,7 @@ grpc::ServerUnaryReactor* AdminService::SetLimit(grpc::CallbackServerContext* co
   const std::optional<Limit> limit = FromProto(request->limit());
   if (!limit.has_value()) return Reply(context, absl::InvalidArgumentError("limit: neither bytes nor fraction is set"));
   const absl::Status status = broker_.limits().SetLimit(*session, *limit);
-  if (status.ok()) *response->mutable_session() = ToProto(broker_.operator_view().Describe(**session));
+  if (status.ok()) Describe(**session, response);
   return Reply(context, status);
 }
 
@@ -264,8 +273,7 @@ grpc::ServerUnaryReactor* AdminService::SetGuarantee(grpc::CallbackServerContext
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   broker_.limits().SetGuarantee(*session, *guarantee,
                                 [this, reactor, response, session = *session](const absl::Status& status) {
-                                  if (status.ok())
-                                    *response->mutable_session() = ToProto(broker_.operator_view().Describe(*session));
+                                  if (status.ok()) Describe(*session, response);
                                   reactor->Finish(ToGrpc(status));
                                 });
   return reactor;
@@ -276,8 +284,8 @@ grpc::ServerUnaryReactor* AdminService::SetPriority(grpc::CallbackServerContext*
                                                     v1::SetPriorityResponse* response) {
   absl::StatusOr<SessionPtr> session = FindForChange(*context, request->session());
   if (!session.ok()) return Reply(context, session.status());
-  const absl::Status status = broker_.limits().SetPriority(*session, request->priority());
-  if (status.ok()) *response->mutable_session() = ToProto(broker_.operator_view().Describe(**session));
+  const absl::Status status = broker_.limits().SetPriority(*session, request->priority(), /*is_operators=*/true);
+  if (status.ok()) Describe(**session, response);
   return Reply(context, status);
 }
 

@@ -94,6 +94,9 @@ class AdminService final : public v1::Admin::CallbackService {
   absl::StatusOr<Asker> Ask(const grpc::CallbackServerContext& context, size_t calls = 1) const;
 
   absl::StatusOr<SessionPtr> Find(const v1::SessionRef& ref) const;
+  // Answers that the session has been changed.
+  template <typename Response>
+  void Describe(const Session& session, Response* response) const;
   // The same for calls that change something: PermissionDenied for callers who may not.
   absl::StatusOr<SessionPtr> FindForChange(const grpc::CallbackServerContext& context, const v1::SessionRef& ref) const;
   // The same for snapshots, which are large and show how a program uses memory: not for everyone, but for the session's

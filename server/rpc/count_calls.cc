@@ -63,6 +63,10 @@ absl::StatusOr<OpenOptions> OptionsOf(const CountRequest& request) {
   return options;
 }
 
+absl::Status EndedByOperator() {
+  return absl::AbortedError("an operator has ended the session of this process: it gets no other one");
+}
+
 RandomToken TokenOf(const CountRequest& request) {
   RandomToken token;
   static_assert(sizeof token == sizeof request.token);
@@ -170,12 +174,13 @@ void CountCalls::Hello(const Caller& caller, const CountRequest& request, const 
   for (const SessionPtr& session : broker_.sessions().GetAll()) {
     if (session->counted() == nullptr || !IsOfProcess(*session, caller)) continue;
     if (session->state() == SessionState::kEnded) {
-      return done(absl::AbortedError("an operator has ended the session of this process: it gets no other one"));
+      return done(EndedByOperator());
     }
     if (token != RandomToken{} && session->counted()->IsOf(token)) goes_on = session;
     if (session->state() == SessionState::kDisconnected) lost.push_back(session);
   }
   if (goes_on != nullptr) return broker_.ResumeCounted(goes_on, done);
+  if (broker_.settings().HasEnded(caller.pid, PlacementName(Placement::kCounted))) return done(EndedByOperator());
   const auto open = [&] { return broker_.OpenSession(caller, *options, std::make_shared<Silent>()); };
   absl::StatusOr<SessionPtr> session = open();
   // Only when there is a new one: else what they hold stays counted. But they may be the ones that are too many.

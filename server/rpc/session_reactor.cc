@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/base/version.h"
 #include "allocator/wire/heap_convert.h"
@@ -250,6 +251,12 @@ absl::Status SessionReactor::HandleHello(const v1::Hello& hello) {
                       .placement = hello.placement() == v1::PLACEMENT_LEASED ? Placement::kLeased : Placement::kRemote};
   if (!hello.alloc_conf().empty()) options.allocator = conf->options;
   if (hello.has_mark()) options.mark = hello.mark().fd();
+  if (hello.earlier_token().size() == std::tuple_size_v<RandomToken>) {
+    absl::c_copy(hello.earlier_token(), options.earlier.emplace().begin());
+  } else if (!hello.earlier_token().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("earlier_token: must be ", std::tuple_size_v<RandomToken>, " bytes long"));
+  }
   const absl::StatusOr<SessionPtr> session = broker_.OpenSession(*identity_, options, outbox_);
   if (!session.ok()) return session.status();
   broker_.limits().KeepGuarantee(

@@ -211,6 +211,34 @@ TEST_F(DevicePluginTest, ARequestIsServedByOneDevice) {
   EXPECT_THAT(none, IsEmpty());
 }
 
+TEST_F(DevicePluginTest, UnitsThatItNeverOfferedAreRefused) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
+  for (const uint32_t number : {uint32_t{kUnitsOfDevice}, uint32_t{4294967295}}) {
+    EXPECT_STATUS(kubelet_->Allocate(kResource, {Unit(0), Unit(number)}), StatusCode::kNotFound,
+                  absl::StrCat("device 0 has no unit ", number, " of memory: of ", kResource, " it has ",
+                               kUnitsOfDevice, " units, numbered from 0"));
+  }
+  EXPECT_THAT(Claims(), ::testing::IsEmpty());
+  EXPECT_OK(kubelet_->Allocate(kResource, {Unit(kUnitsOfDevice - 1)}).status());
+}
+
+// An error that repeated all of them would end the connection, and fail the calls after it.
+TEST_F(DevicePluginTest, IdsOfAnyLengthDisturbNoOtherCall) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
+  const std::string id(100000, 'x');
+  const std::string unit = Unit(0);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_STATUS(kubelet_->Allocate(kResource, {id}), StatusCode::kInvalidArgument, "is no unit of memory");
+    EXPECT_STATUS(kubelet_->Allocate(kResource, {id + "::0"}), StatusCode::kNotFound, "has no device x");
+    EXPECT_STATUS(kubelet_->Allocate(kResource, {unit, id + "::0"}), StatusCode::kFailedPrecondition,
+                  "are of several devices");
+    EXPECT_OK(kubelet_->PreferredUnits(kResource, {unit, id}, {id}, 1).status());
+  }
+  EXPECT_OK(kubelet_->Allocate(kResource, {unit}).status());
+}
+
 TEST_F(DevicePluginTest, ADeviceCanBeAResourceOfItsOwn) {
   ASSERT_NO_FATAL_FAILURE(Begin({"--resource-per-device", "--resource=example.com/vram"}, {.devices = 2}));
   ASSERT_TRUE(WaitForUnits(kUnitsOfDevice, "example.com/vram-0"));

@@ -18,6 +18,7 @@ absl::Status Run(const Context& context, const std::string& session, const Sessi
   if (!daemon.ok()) return daemon.status();
   const absl::StatusOr<ChangeResult> result = ChangeSession(*daemon, ParseSessionRef(session), change);
   if (!result.ok()) return result.status();
+  if (!result->warning.empty()) std::fprintf(stderr, "vramctl: %s\n", result->warning.c_str());
   if (context.json) {
     Print(result->json);
     return absl::OkStatus();

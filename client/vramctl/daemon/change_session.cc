@@ -53,7 +53,10 @@ struct Change {
     absl::Status status = Call(daemon, &v1::Admin::Stub::SetLimit, request, &response);
     if (!status.ok()) return status;
     const v1::GetDevicesResponse devices = Devices();
-    ChangeResult result = {.name = response.session().name(), .lines = {}, .json = ToJson(response.session())};
+    ChangeResult result = {.name = response.session().name(),
+                           .lines = {},
+                           .warning = response.warning(),
+                           .json = ToJson(response.session())};
     for (const v1::SessionDevice& device : response.session().devices()) {
       result.lines.push_back(absl::StrCat(
           "limit ", FormatBytes(device.limit_bytes()), " on device ", device.device(),
@@ -71,7 +74,10 @@ struct Change {
     absl::Status status = Call(daemon, &v1::Admin::Stub::SetGuarantee, request, &response);
     if (!status.ok()) return status;
     const v1::GetDevicesResponse devices = Devices();
-    ChangeResult result = {.name = response.session().name(), .lines = {}, .json = ToJson(response.session())};
+    ChangeResult result = {.name = response.session().name(),
+                           .lines = {},
+                           .warning = response.warning(),
+                           .json = ToJson(response.session())};
     for (const v1::SessionDevice& device : response.session().devices()) {
       result.lines.push_back(
           absl::StrCat("guarantee ", FormatBytes(device.guarantee_bytes()), " on device ", device.device(),
@@ -89,6 +95,7 @@ struct Change {
     if (!status.ok()) return status;
     return ChangeResult{.name = response.session().name(),
                         .lines = {absl::StrCat("priority ", response.session().priority())},
+                        .warning = response.warning(),
                         .json = ToJson(response.session())};
   }
 
@@ -98,6 +105,7 @@ struct Change {
     if (!status.ok()) return status;
     return ChangeResult{.name = {},
                         .lines = {absl::StrCat(FormatBytes(response.released_bytes()), " came back")},
+                        .warning = {},
                         .json = {{"released_bytes", response.released_bytes()}}};
   }
 
@@ -108,6 +116,7 @@ struct Change {
     return ChangeResult{.name = {},
                         .lines = {absl::StrCat("ended; ", FormatBytes(response.quarantined_bytes()),
                                                " stays charged until its process closes it or exits")},
+                        .warning = {},
                         .json = {{"quarantined_bytes", response.quarantined_bytes()}}};
   }
 };

@@ -17,6 +17,7 @@ namespace vrambroker::vramctl {
 struct ChangeResult {
   std::string name;                // of the session, where the daemon said it
   std::vector<std::string> lines;  // for people: "limit 64.00 MiB on device 0, reserved 40.00 MiB"
+  std::string warning;             // for people; empty: none
   nlohmann::ordered_json json;     // for scripts
 };
 

@@ -50,6 +50,7 @@ SessionActor::Result SessionActor::CarryOutNow(const SessionOrder& order) {
   daemon->canceller = &canceller_;
   absl::StatusOr<ChangeResult> result = CarryOut(*daemon, order);
   if (!result.ok()) return result.status();
+  if (!result->warning.empty()) result->lines.push_back(std::move(result->warning));
   return std::move(result->lines);
 }
 

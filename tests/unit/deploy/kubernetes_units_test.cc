@@ -51,6 +51,18 @@ TEST(KubernetesUnitsTest, UnitsOfTwoDevicesAreRefusedWithAdvice) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("--resource-per-device"));
 }
 
+// gRPC breaks the connection over a text of some KiB.
+TEST(KubernetesUnitsTest, ErrorsRepeatOnlyTheBeginningOfAnId) {
+  const std::string device(100000, 'x');
+  for (const std::vector<std::string>& ids : std::vector<std::vector<std::string>>{
+           {device}, {device + "::0", "GPU-1::0"}, {"GPU-1::0", device + "::0"}, {"GPU-1::" + device}}) {
+    const absl::Status status = ParseUnitIds(ids).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_LT(status.message().size(), 600u) << status;
+  }
+  EXPECT_THAT(std::string(ParseUnitIds({"a\nb"}).status().message()), HasSubstr("\"a_b\" is no unit of memory"));
+}
+
 TEST(KubernetesUnitsTest, TheFullestDeviceThatSufficesIsChosen) {
   const std::vector<std::string> available = Ids("A", {0, 1, 2, 3, 4}) + Ids("B", {7, 2, 9}) + Ids("C", {0});
   EXPECT_THAT(ChooseUnits(available, {}, 1), ElementsAre("C::0"));

@@ -122,8 +122,9 @@ TEST_F(ClaimsTest, ItHasNothingOfDevicesThatItMayNotUse) {
 
 TEST_F(ClaimsTest, ARaiseServesWhoWaits) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 20_MiB});
-  const SessionPtr session = Open("a", std::nullopt, In(team));
-  ASSERT_TRUE(Allocate(session, 18_MiB).ok());
+  const SessionPtr holder = Open("a", std::nullopt, In(team));
+  ASSERT_TRUE(Allocate(holder, 18_MiB).ok());
+  const SessionPtr session = Open("b", std::nullopt, In(team));
   Signal answered;
   absl::Status waited = absl::UnknownError("no answer");
   broker_->allocations().Allocate(session, 0, 18_MiB, 0,
@@ -140,6 +141,24 @@ TEST_F(ClaimsTest, ARaiseServesWhoWaits) {
   EXPECT_EQ(View("team").waits.waits, 1u);
   EXPECT_EQ(View("team", 1).waits.waits, 0u);
   EXPECT_THAT(client_->told(), ::testing::Contains(absl::StrCat("limit 0 ", 40_MiB)));
+}
+
+// The session would wait for what it holds itself.
+TEST_F(ClaimsTest, WhatTheLimitNeverAllowsIsRefusedAtOnce) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 20_MiB});
+  const SessionPtr session = Open("a", std::nullopt, In(team));
+  ASSERT_TRUE(Allocate(session, 18_MiB).ok());
+  Signal answered;
+  absl::Status refused = absl::UnknownError("no answer");
+  broker_->allocations().Allocate(session, 0, 18_MiB, 0,
+                                  [&](const absl::StatusOr<Allocation>& allocation) {
+                                    refused = allocation.status();
+                                    answered.Notify();
+                                  },
+                                  {.may_reclaim = true, .wait = std::chrono::minutes(10)});
+  answered.WaitForNotification();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("claim"));
 }
 
 TEST_F(ClaimsTest, ACutAsksForWhatIsIdleAndRefusesGrowthUntilItFits) {

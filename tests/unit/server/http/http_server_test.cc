@@ -26,6 +26,7 @@
 namespace vrambroker {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using testing_support::HttpGet;
@@ -295,9 +296,14 @@ TEST_F(HttpServerTest, WhatIsNoRequestIsRefused) {
   EXPECT_THAT(ReadAll(Connect("GET http://localhost/ HTTP/1.1\r\nHost: a\r\n\r\n")), StartsWith("HTTP/1.1 200 OK\r\n"));
   EXPECT_THAT(ReadAll(Connect("GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n")),
               StartsWith("HTTP/1.1 403 "));
+  EXPECT_THAT(ReadAll(Connect("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")),
+              AllOf(StartsWith("HTTP/1.1 400 "), HasSubstr("the request has 2 Host headers; send one")));
+  EXPECT_THAT(ReadAll(Connect("GET / HTTP/1.1\r\n\r\n")),
+              AllOf(StartsWith("HTTP/1.1 400 "), HasSubstr("the request has no Host header")));
   // The body, which nobody reads, does not keep the answer from its client.
-  EXPECT_THAT(ReadAll(Connect("POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n" + std::string(100000, 'x'))),
-              StartsWith("HTTP/1.1 405 "));
+  EXPECT_THAT(
+      ReadAll(Connect("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n" + std::string(100000, 'x'))),
+      StartsWith("HTTP/1.1 405 "));
 }
 
 TEST_F(HttpServerTest, APortThatIsTakenIsTriedAgain) {

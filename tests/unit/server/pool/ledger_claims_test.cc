@@ -48,6 +48,20 @@ TEST_F(ClaimLedgerTest, AClaimsLimitBindsItsSessionsTogetherToTheLastByte) {
   EXPECT_TRUE(ledger_.CheckGrowth(outside_, 70).ok());
 }
 
+// Nobody gives back to the one who asks what it has itself: it would wait in vain.
+TEST_F(ClaimLedgerTest, WhatASessionHasItselfIsNotWaitedFor) {
+  ledger_.Charge(first_, 30);
+  ledger_.Charge(second_, 10);
+  EXPECT_EQ(ledger_.MostEver(first_), 20u);
+  EXPECT_EQ(ledger_.MostEver(second_), 40u);
+  ASSERT_TRUE(ledger_.SetGuarantee(second_, 15).ok());
+  EXPECT_EQ(ledger_.MostEver(first_), 5u);
+  EXPECT_EQ(ledger_.MostEver(second_), 40u);
+  first_.share_limit_bytes = second_.share_limit_bytes = 12;  // cut meanwhile
+  EXPECT_EQ(ledger_.MostEver(first_), 0u);
+  EXPECT_EQ(ledger_.MostEver(second_), 5u) << "what it is guaranteed";
+}
+
 TEST_F(ClaimLedgerTest, AClaimsGuaranteeIsKeptForAnyOfItsSessions) {
   ASSERT_TRUE(ledger_.SetGuarantee(kFirstClaim, 40).ok());
   EXPECT_EQ(ledger_.committed_bytes(), 40u) << "before it has a session";

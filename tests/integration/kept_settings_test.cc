@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a daemon leaves in its socket directory for the next one: what operators have set of live sessions, and files
+// that cannot be used.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "allocator/base/bytes.h"
+#include "tests/support/count_client.h"
+#include "tests/support/raw_client.h"
+#include "tests/support/test_device.h"
+#include "tests/support/util.h"
+#include "tests/support/vramctl_test.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+class KeptSettingsTest : public VramctlDaemonTest {
+ protected:
+  void SetUp() override { ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = "session_limit { fraction: 0.5 }"})); }
+
+  void Change(const Arguments& arguments) {
+    const RunResult result = Ctl(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.err, "");
+  }
+  // Killed right after it has answered.
+  void KillAndRestart() {
+    daemon_->Kill();
+    ASSERT_OK(daemon_->Restart());
+  }
+  // As the daemon has it, or nothing.
+  v1::Session Session(const std::string& name) {
+    absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
+    const absl::StatusOr<v1::ListSessionsResponse> sessions = raw.ok() ? raw->ListSessions() : raw.status();
+    if (!sessions.ok()) return {};
+    for (const v1::Session& session : sessions->sessions()) {
+      if (session.name() == name && session.devices_size() > 0) return session;
+    }
+    return {};
+  }
+  bool IsBack(const std::string& name) {
+    return WaitFor([&] { return !Session(name).name().empty(); });
+  }
+  uint64_t LimitOf(const std::string& name) {
+    const v1::Session session = Session(name);
+    return session.devices().empty() ? 0 : session.devices(0).limit_bytes();
+  }
+};
+
+TEST_F(KeptSettingsTest, WhatAnOperatorHasSetHoldsOverRestarts) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess trainer, ConnectProcess("trainer"));
+  ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
+  EXPECT_EQ(LimitOf("trainer"), 128_MiB);
+  Change({"limit", "trainer", "192MiB"});  // more than the policy gives
+  Change({"guarantee", "trainer", "0.25"});
+  Change({"priority", "trainer", "7"});
+  for (int restart = 0; restart < 3; ++restart) {
+    if (restart == 1) {
+      ASSERT_OK(daemon_->Stop());
+      ASSERT_OK(daemon_->Restart());
+    } else {
+      ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+    }
+    ASSERT_TRUE(IsBack("trainer"));
+    ASSERT_TRUE(WaitFor([&] { return Session("trainer").devices(0).guarantee_bytes() == 64_MiB; }));
+    EXPECT_EQ(LimitOf("trainer"), 192_MiB);
+    EXPECT_EQ(Session("trainer").priority(), 7);
+    ASSERT_TRUE(IsBack("other"));
+    EXPECT_EQ(LimitOf("other"), 128_MiB);
+    EXPECT_EQ(Session("other").priority(), 0);
+  }
+  EXPECT_TRUE(absl::StrContains(daemon_->log(), "session has what an operator had set before the daemon was started"))
+      << daemon_->log();
+  // It may be changed again, and ends with the session.
+  Change({"limit", "trainer", "100MiB"});
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_TRUE(IsBack("trainer"));
+  EXPECT_EQ(LimitOf("trainer"), 100_MiB);
+  EXPECT_STATUS(trainer.Call(absl::StrCat("alloc ", 101_MiB)), absl::StatusCode::kResourceExhausted, "limit");
+}
+
+TEST_F(KeptSettingsTest, AnotherProcessOfTheNameHasItsOwnTerms) {
+  {
+    ASSERT_OK_AND_ASSIGN(ClientProcess trainer, ConnectProcess("trainer"));
+    Change({"limit", "trainer", "192MiB"});
+    daemon_->Kill();
+    trainer.process().Signal(SIGKILL);
+    ASSERT_OK(trainer.process().Wait());
+  }
+  ASSERT_OK(daemon_->Restart());
+  ASSERT_OK_AND_ASSIGN(ClientProcess trainer, ConnectProcess("trainer"));
+  EXPECT_EQ(LimitOf("trainer"), 128_MiB);
+}
+
+TEST_F(KeptSettingsTest, ASessionThatItsClientHasEndedLeavesNothing) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess process, ConnectProcess("trainer"));
+  Change({"limit", "trainer", "192MiB"});
+  ASSERT_OK(process.Call("goodbye"));
+  ASSERT_OK(process.Call("connect trainer -"));
+  EXPECT_EQ(LimitOf("trainer"), 128_MiB);
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_TRUE(IsBack("trainer"));
+  EXPECT_EQ(LimitOf("trainer"), 128_MiB);
+}
+
+// Whichever comes back first.
+TEST_F(KeptSettingsTest, SessionsOfOneProcessAndNameAreToldApart) {
+  std::vector<Client> clients;
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_OK_AND_ASSIGN(Client client, Connect("twin"));
+    clients.push_back(std::move(client));
+  }
+  const std::string changed = clients[2].name();
+  Change({"limit", changed, "40MiB"});
+  for (int restart = 0; restart < 3; ++restart) {
+    daemon_->Kill();
+    for (Client& client : clients) {
+      ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
+    }
+    ASSERT_OK(daemon_->Restart());
+    for (Client& client : clients) {
+      ASSERT_TRUE(WaitFor([&] { return client.status().ok(); })) << client.status();
+    }
+    for (size_t i = 0; i < clients.size(); ++i) {
+      EXPECT_EQ(LimitOf(clients[i].name()), i == 2 ? 40_MiB : 128_MiB) << i << " " << clients[i].name();
+    }
+  }
+}
+
+TEST_F(KeptSettingsTest, AGuaranteeThatCannotBeGivenAnyMoreIsLeftOut) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess trainer, ConnectProcess("trainer"));
+  Change({"guarantee", "trainer", "100MiB"});
+  Change({"priority", "trainer", "3"});
+  trainer.process().Signal(SIGSTOP);
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
+  Change({"limit", "other", "1.0"});
+  Change({"guarantee", "other", "200MiB"});
+  trainer.process().Signal(SIGCONT);
+  ASSERT_TRUE(IsBack("trainer"));
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "guarantee left out"); })) << daemon_->log();
+  EXPECT_EQ(Session("trainer").devices(0).guarantee_bytes(), 0u);
+  EXPECT_EQ(Session("trainer").priority(), 3);
+  EXPECT_OK(trainer.Call("alloc 1000"));
+}
+
+TEST_F(KeptSettingsTest, ASessionInAClaimHasItsOwn) {
+  Change({"claim", "create", "team", "--limit", "160MiB", "--owner", "any"});
+  ASSERT_OK_AND_ASSIGN(ClientProcess process, ClientProcess::Connect(dir() + "/claims/team", "member"));
+  Change({"limit", "member", "64MiB"});
+  Change({"priority", "member", "9"});
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_TRUE(IsBack("member"));
+  EXPECT_EQ(LimitOf("member"), 64_MiB);
+  EXPECT_EQ(Session("member").priority(), 9);
+  // The claim's word is the later one.
+  Change({"claim", "set", "team", "--priority", "4"});
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_TRUE(IsBack("member"));
+  EXPECT_EQ(LimitOf("member"), 64_MiB);
+  EXPECT_EQ(Session("member").priority(), 4);
+}
+
+TEST_F(KeptSettingsTest, ACountedSessionHasIt) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess process, ClientProcess::Start(dir()));
+  ASSERT_OK(process.Call("count_hello counted -"));
+  Change({"limit", "counted", "32MiB"});
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_OK(process.Call("count_hello counted -"));
+  EXPECT_EQ(LimitOf("counted"), 32_MiB);
+  EXPECT_STATUS(process.Call(absl::StrCat("charge ", 34_MiB)), absl::StatusCode::kResourceExhausted, "");
+}
+
+TEST_F(KeptSettingsTest, ACountedSessionThatAnOperatorHasEndedStaysEnded) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess process, ClientProcess::Start(dir()));
+  ASSERT_OK(process.Call("count_hello counted -"));
+  Change({"end", "counted"});
+  for (int restart = 0; restart < 2; ++restart) {
+    ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+    EXPECT_STATUS(process.Call("count_hello counted -"), absl::StatusCode::kAborted, "an operator has ended");
+  }
+  ASSERT_OK_AND_ASSIGN(ClientProcess other, ClientProcess::Start(dir()));
+  EXPECT_OK(other.Call("count_hello counted -"));
+}
+
+TEST_F(KeptSettingsTest, WhatASessionIsToRecordHoldsToo) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess trainer, ConnectProcess("trainer"));
+  Change({"record", "trainer", "5"});
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_TRUE(IsBack("trainer"));
+  EXPECT_STATUS(trainer.Call(absl::StrCat("alloc ", 200_MiB)), absl::StatusCode::kResourceExhausted, "limit");
+  // The daemon asks the client for what it has recorded, where it knows that it does.
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  EXPECT_TRUE(WaitFor([&] {
+    v1::ListOutOfMemoryResponse ooms;
+    return RawClient::Call(raw.admin(), &v1::Admin::Stub::ListOutOfMemory, v1::ListOutOfMemoryRequest(), &ooms).ok() &&
+           ooms.events_size() == 1 && ooms.events(0).recorded();
+  }));
+}
+
+// A directory in the place of one, as a container's runtime makes it of a mount that is not there.
+TEST_F(KeptSettingsTest, NoFileThatCannotBeUsedKeepsTheDaemonFromServing) {
+  for (const std::string file : {"vrambroker.state", "vrambroker.segments.0", "vrambroker.members",
+                                 "vrambroker.sessions", "vrambroker.state.new", "vrambroker.sessions.new"}) {
+    if (OnCuda() && file == "vrambroker.segments.0") continue;
+    ASSERT_OK(daemon_->Stop());
+    const std::string path = absl::StrCat(dir(), "/", file);
+    std::filesystem::remove(path);
+    std::filesystem::remove(dir() + "/vrambroker.state");  // so that it is to be written
+    ASSERT_TRUE(std::filesystem::create_directories(path + "/full"));
+    ASSERT_OK(daemon_->Restart()) << file;
+    EXPECT_TRUE(absl::StrContains(daemon_->log(), path)) << "it says what is in the way: " << daemon_->log();
+    ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+    EXPECT_OK(client.Allocate(1000).status());
+    std::filesystem::remove_all(path);
+  }
+}
+
+TEST_F(KeptSettingsTest, AnOperatorIsToldWhenItCannotBeKept) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess trainer, ConnectProcess("trainer"));
+  std::filesystem::remove(dir() + "/vrambroker.sessions");
+  ASSERT_TRUE(std::filesystem::create_directories(dir() + "/vrambroker.sessions/in_the_way"));
+  for (const Arguments& change : std::vector<Arguments>{
+           {"limit", "trainer", "64MiB"}, {"guarantee", "trainer", "1MiB"}, {"priority", "trainer", "2"}}) {
+    const RunResult result = Ctl(change);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(absl::StrContains(result.err, "in effect, but a daemon that is started again will not know it"))
+        << result.err;
+  }
+  EXPECT_EQ(LimitOf("trainer"), 64_MiB);
+  // The next one serves all the same.
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_TRUE(IsBack("trainer"));
+  EXPECT_EQ(LimitOf("trainer"), 128_MiB);
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
