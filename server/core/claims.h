@@ -130,6 +130,7 @@ class Claims {
   static constexpr size_t kMaxClaims = 4096;
   static constexpr size_t kMaxLabels = 16;
   static constexpr size_t kMaxLabelValue = 128;
+  static constexpr size_t kMaxOwnLabelBytes = 512;  // of a user's own claim, keys and values together
 
   struct Options {
     std::chrono::milliseconds reclaim_timeout;

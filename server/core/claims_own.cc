@@ -42,6 +42,12 @@ absl::Status Claims::BoundOwn(const ClaimAsker& asker, ClaimTerms& terms) const 
   if (terms.owner.uid != asker.caller.uid || terms.owner.gid.has_value()) {
     return TakesAdmin("owner", absl::StrCat("a claim of one's own is for uid ", asker.caller.uid, " alone"));
   }
+  size_t label_bytes = 0;
+  for (const auto& [key, value] : terms.labels) label_bytes += key.size() + value.size();
+  if (label_bytes > kMaxOwnLabelBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("labels: ", label_bytes, " bytes; a claim of one's own may have ",
+                                                   kMaxOwnLabelBytes, " in all, keys and values"));
+  }
   for (size_t device = 0; device < pools_.size(); ++device) {
     if (BytesOn(terms, terms.guarantee, device) > 0) {
       return TakesAdmin("guarantee", "a claim of one's own has none");

@@ -18,7 +18,8 @@ namespace {
 
 using config::v1::SavedClaims;
 
-constexpr size_t kMostBytes = size_t{64} << 20;
+// More than twice what kMaxClaims of the largest claims take.
+constexpr size_t kMostBytes = size_t{128} << 20;
 constexpr char kHeader[] =
     "# Claims of vrambrokerd, which replaces this file at each change. Change them with vramctl claim.\n";
 // A file that was cut off has no such line.

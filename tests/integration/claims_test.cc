@@ -392,6 +392,19 @@ TEST_F(ClaimsTest, AFileThatCannotBeReadKeepsTheDaemonFromStarting) {
   ASSERT_OK(daemon_->Restart());
 }
 
+// As large as a request may be.
+TEST_F(ClaimsTest, ADeviceThatIsNamedOftenIsKeptOnce) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  v1::CreateClaimRequest request;
+  request.set_name("team");
+  for (int i = 0; i < 65000; ++i) request.mutable_terms()->add_devices(0);
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  v1::CreateClaimResponse response;
+  ASSERT_OK(RawClient::Call(raw.admin(), &v1::Admin::Stub::CreateClaim, request, &response));
+  EXPECT_EQ(response.claim().terms().devices_size(), 1);
+  EXPECT_LT(std::filesystem::file_size(dir() + "/vrambroker.claims"), 1000u);
+}
+
 TEST_F(ClaimsTest, WhatAnOwnerPutsIntoItsDirectoryKeepsNobodyElseWaiting) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_NO_FATAL_FAILURE(Create("bad", {}));

@@ -141,6 +141,21 @@ TEST_F(OwnClaimsTest, OnlyNamesOfItsOwnAndNotTooMany) {
   EXPECT_TRUE(absl::IsResourceExhausted(CreateOwn("u8.a", {.limit = 8_MiB}, User(8)).status()));
 }
 
+TEST_F(OwnClaimsTest, LabelsOfItsOwnAreFew) {
+  const auto labels = [](size_t bytes) {
+    return absl::btree_map<std::string, std::string>{{"a", std::string(127, 'v')},
+                                                     {"b", std::string(127, 'v')},
+                                                     {"c", std::string(127, 'v')},
+                                                     {"d", std::string(bytes - 385, 'v')}};
+  };
+  EXPECT_TRUE(CreateOwn("u1000.a", {.limit = 8_MiB, .labels = labels(512)}).ok());
+  const absl::Status status = CreateOwn("u1000.b", {.limit = 8_MiB, .labels = labels(513)}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("labels: 513 bytes; a claim of one's own may have 512 in all"));
+  EXPECT_FALSE(UpdateOwn("u1000.a", {.labels = labels(513)}).ok());
+  EXPECT_TRUE(Create("team", {.labels = labels(513)}).ok()) << "an operator's";
+}
+
 TEST_F(OwnClaimsTest, NobodyChangesAnothersOrAnOperators) {
   ASSERT_TRUE(CreateOwn("u1000.a").ok());
   ASSERT_TRUE(Create("team", {.owner = {.uid = 7}}).ok());

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -423,6 +424,31 @@ TEST_F(ClaimsTest, AGuaranteeThatCannotBeGivenAnyMoreDoesNotKeepTheDaemonFromSta
   EXPECT_TRUE(Update("b", {.limit = Limit(50_MiB)}).ok()) << "it says nothing of the guarantee";
   EXPECT_EQ(View("b").limit_bytes, 50_MiB);
   EXPECT_TRUE(absl::IsResourceExhausted(Update("b", {.guarantee = Limit(40_MiB)}).status()));
+}
+
+TEST(ClaimFileTest, AsManyOfTheLargestClaimsAsThereCanBeAreReadAgain) {
+  const std::string path = testing_support::MakeTempDir() + "/claims";
+  Claim largest{.terms = {.limit = 0.12345678901234567,
+                          .guarantee = 0.12345678901234567,
+                          .priority = -1000,
+                          .tenant = std::string(63, 't'),
+                          .max_wait = std::chrono::hours(1),
+                          .owner = {.uid = 4294967294, .gid = 4294967294}},
+                .state = ClaimState::kRevoked,
+                .created = std::chrono::system_clock::now(),
+                .is_own = true,
+                .maker = ProcessId{.pid = 1 << 22, .started = uint64_t{1} << 63}};
+  for (size_t device = 0; device < 64; ++device) largest.terms.devices.push_back(device);
+  for (size_t label = 0; label < Claims::kMaxLabels; ++label) {
+    largest.terms.labels[absl::StrCat(std::string(61, 'k'), label)] = std::string(Claims::kMaxLabelValue, '\x01');
+  }
+  std::vector<Claim> claims(Claims::kMaxClaims, largest);
+  for (size_t i = 0; i < claims.size(); ++i) claims[i].name = absl::StrCat(std::string(58, 'n'), i);
+  ASSERT_TRUE(SaveClaims(path, claims).ok());
+  EXPECT_LT(std::filesystem::file_size(path), size_t{64} << 20) << "half of what is read";
+  const absl::StatusOr<std::vector<Claim>> loaded = LoadClaims(path);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->size(), Claims::kMaxClaims);
 }
 
 // Going on without claims would let everybody have everything.
