@@ -4,11 +4,14 @@
 #include <google/protobuf/text_format.h>
 #include <sys/stat.h>
 
+#include <cerrno>
+#include <cstdio>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/log_line.h"
 #include "server/base/replace_file.h"
 #include "server/wire/convert.h"
 #include "vrambroker/config/v1/claims.pb.h"
@@ -43,6 +46,17 @@ ClaimState StateOf(SavedClaims::State state) {
                                           : ClaimState::kActive;
 }
 
+// A file that no daemon has written. Without its claims the daemon serves, at least.
+absl::Status PutAside(const std::string& path, const absl::Status& why) {
+  const std::string aside = absl::StrCat(path, ".too-large");
+  if (rename(path.c_str(), aside.c_str()) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot rename ", path));
+  LogLine("the file of claims is put aside, and the daemon has no claims: make them again (vramctl claim create)")
+      .Add("file", aside)
+      .Add("why", why.message())
+      .Write(spdlog::level::err);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<Claim>> LoadClaims(const std::string& path) {
@@ -58,6 +72,10 @@ absl::StatusOr<std::vector<Claim>> LoadClaims(const std::string& path) {
     return absl::FailedPreconditionError(absl::StrCat("the claims in ", path, " cannot be read: ", why,
                                                       "; mend the file, or remove it to start without claims"));
   };
+  if (absl::IsResourceExhausted(text.status())) {
+    const absl::Status aside = PutAside(path, text.status());
+    return aside.ok() ? absl::StatusOr<std::vector<Claim>>(std::vector<Claim>()) : unreadable(aside.message());
+  }
   if (!text.ok()) return unreadable(text.status().message());
   if (!absl::EndsWith(*text, kFooter)) return unreadable("its last line is missing");
   SavedClaims saved;

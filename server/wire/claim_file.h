@@ -13,8 +13,9 @@
 
 namespace vrambroker {
 
-// None when there is no such file. Otherwise FailedPrecondition names the file, and what is wrong with it: a daemon
-// that went on without its claims would let everybody have everything.
+// None when there is no such file. One that is larger than any that SaveClaims() writes is put aside, as
+// `path`.too-large, which is logged: none then, too. Otherwise FailedPrecondition names the file, and what is wrong
+// with it: a daemon that went on without its claims would let everybody have everything.
 absl::StatusOr<std::vector<Claim>> LoadClaims(const std::string& path);
 // Replaces the file, so that it outlives the machine.
 absl::Status SaveClaims(const std::string& path, const std::vector<Claim>& claims);

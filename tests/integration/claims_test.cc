@@ -392,6 +392,17 @@ TEST_F(ClaimsTest, AFileThatCannotBeReadKeepsTheDaemonFromStarting) {
   ASSERT_OK(daemon_->Restart());
 }
 
+TEST_F(ClaimsTest, AFileThatIsTooLargeIsPutAside) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_NO_FATAL_FAILURE(Create("team", {}));
+  daemon_->Kill();
+  std::filesystem::resize_file(dir() + "/vrambroker.claims", uint64_t{1} << 30);
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_TRUE(absl::StrContains(daemon_->log(), "the file of claims is put aside")) << daemon_->log();
+  EXPECT_TRUE(std::filesystem::exists(dir() + "/vrambroker.claims.too-large"));
+  EXPECT_FALSE(IsThere("team"));
+}
+
 // As large as a request may be.
 TEST_F(ClaimsTest, ADeviceThatIsNamedOftenIsKeptOnce) {
   ASSERT_NO_FATAL_FAILURE(Begin());

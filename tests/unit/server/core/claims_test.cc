@@ -451,6 +451,17 @@ TEST(ClaimFileTest, AsManyOfTheLargestClaimsAsThereCanBeAreReadAgain) {
   EXPECT_EQ(loaded->size(), Claims::kMaxClaims);
 }
 
+TEST(ClaimFileTest, AFileThatIsTooLargeIsPutAside) {
+  const std::string path = testing_support::MakeTempDir() + "/claims";
+  ASSERT_TRUE(SaveClaims(path, {{.name = "a"}}).ok());
+  std::filesystem::resize_file(path, uint64_t{1} << 30);
+  const absl::StatusOr<std::vector<Claim>> loaded = LoadClaims(path);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_THAT(*loaded, IsEmpty());
+  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_EQ(std::filesystem::file_size(path + ".too-large"), uint64_t{1} << 30);
+}
+
 // Going on without claims would let everybody have everything.
 TEST(ClaimFileTest, AFileThatCannotBeReadIsSaidNotIgnored) {
   const std::string path = testing_support::MakeTempDir() + "/claims";
