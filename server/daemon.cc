@@ -111,7 +111,8 @@ class Daemon {
                      .note_holder = [this](const ProcessId& process,
                                            const std::string& claim) { members_.NoteUnlessKnown(process, claim); },
                      .forget_members = [this](const std::string& claim) { members_.Forget(claim); },
-                     .check_name = [this](absl::string_view name) { return CheckClaimDir(config_.socket_dir, name); }},
+                     .check_name = [this](absl::string_view name) { return CheckClaimDir(config_.socket_dir, name); },
+                     .most_own = DescriptorBudget::Of(DescriptorLimit(), config.max_connections_per_uid).own_claims},
                 .user_name = [names = std::make_shared<UserNames>()](uid_t uid) { return names->Get(uid); },
                 .set_timer = [this](SteadyTime time) { SetTimer(time); },
                 .watch_process = [this](const UniqueFd& pidfd,
@@ -182,6 +183,11 @@ class Daemon {
   // Those of an earlier run. Before anything is charged, and before anybody is served.
   absl::Status RestoreClaims();
   absl::Status ServeClaim(const Claim& claim) ABSL_LOCKS_EXCLUDED(claim_sockets_mu_);
+  void Unlisten(const ClaimSockets& sockets) {
+    connections_.Unlisten(sockets.connections);
+    descriptor_socket_.Unlisten(sockets.descriptors);
+    count_socket_.Unlisten(sockets.counts);
+  }
   void StopServingClaim(const Claim& claim) ABSL_LOCKS_EXCLUDED(claim_sockets_mu_);
   // When clients hold nothing, what is free at the next start is all that there is.
   void ForgetFreeBytes();
@@ -415,20 +421,15 @@ absl::Status Daemon::ServeClaim(const Claim& claim) {
   const ClaimOfListener of_claim{.id = claim.id, .counts_in_claim = [this](ClaimId id, const Caller& caller) {
                                    return broker_.claims().CountsInClaim(id, caller);
                                  }};
-  absl::Status status = CheckNotReserved(sockets->connections.get());
+  absl::Status status =
+      CheckNotReserved(std::max({sockets->connections.get(), sockets->descriptors.get(), sockets->counts.get()}));
   if (status.ok()) status = descriptor_socket_.Listen(sockets->descriptors, of_claim);
-  if (status.ok()) {
-    status = count_socket_.Listen(sockets->counts, of_claim);
-    if (!status.ok()) descriptor_socket_.Unlisten(sockets->descriptors);
+  if (status.ok()) status = count_socket_.Listen(sockets->counts, of_claim);
+  if (status.ok()) status = connections_.Listen(sockets->connections, of_claim);
+  if (!status.ok()) {
+    Unlisten(*sockets);  // the directory may be a container's: it stays
+    return status;
   }
-  if (status.ok()) {
-    status = connections_.Listen(sockets->connections, of_claim);
-    if (!status.ok()) {
-      count_socket_.Unlisten(sockets->counts);
-      descriptor_socket_.Unlisten(sockets->descriptors);
-    }
-  }
-  if (!status.ok()) return status;  // the directory may be a container's: it stays
   MutexLock lock(claim_sockets_mu_);
   claim_sockets_.emplace(claim.id, *std::move(sockets));
   return absl::OkStatus();

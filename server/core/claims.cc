@@ -167,7 +167,7 @@ void Claims::Tick() {
   LookAtMakers(/*all=*/is_time);
   RemoveEmpty();
   if (!is_time || is_stopping_) return;
-  if (any_unserved_) (void)changes_->Submit([this] { ServeAgain(); });
+  if (any_unserved_) (void)changes_->Submit([this] { ServeUnserved(/*is_first_try=*/false); });
   if (any_rule_unapplied_) (void)changes_->Submit([this] { ApplyRulesAgain(); });
 }
 
@@ -277,23 +277,34 @@ void Claims::SetEarlierMembers(absl::btree_map<ProcessId, std::string> members) 
 }
 
 void Claims::ServeRestored() {
-  for (const Claim& claim : GetAll()) {
-    const absl::Status status = options_.hooks.serve(claim);
-    if (status.ok()) continue;
-    ClaimLine("the claim's sockets could not be made: nobody can connect to it, until the daemon can make them", claim)
-        .Add("why", status.message())
-        .Write(spdlog::level::err);
-    unserved_.insert(claim.id);
-  }
-  any_unserved_ = !unserved_.empty();
+  for (const Claim& claim : GetAll()) unserved_.insert(claim.id);
+  ServeUnserved(/*is_first_try=*/true);
 }
 
-void Claims::ServeAgain() {
-  for (const Claim& claim : GetAll()) {
-    if (!unserved_.contains(claim.id) || !options_.hooks.serve(claim).ok()) continue;
-    unserved_.erase(claim.id);
-    ClaimLine("the claim is served now", claim).Write(spdlog::level::info);
+void Claims::ServeUnserved(bool is_first_try) {
+  std::vector<Claim> all = GetAll();
+  std::stable_partition(all.begin(), all.end(), [](const Claim& claim) { return !claim.is_own; });
+  auto own = static_cast<size_t>(std::count_if(
+      all.begin(), all.end(), [this](const Claim& claim) { return claim.is_own && !unserved_.contains(claim.id); }));
+  for (const Claim& claim : all) {
+    if (!unserved_.contains(claim.id)) continue;
+    // There may be more of them than a daemon with fewer file descriptors makes.
+    const absl::Status status = claim.is_own && own >= MostOwn() ? TooManyOwn() : options_.hooks.serve(claim);
+    if (status.ok()) {
+      if (claim.is_own) ++own;
+      unserved_.erase(claim.id);
+      if (!is_first_try) ClaimLine("the claim is served now", claim).Write(spdlog::level::info);
+    } else if (is_first_try) {
+      ClaimLine("the claim's sockets could not be made: nobody can connect to it, until the daemon can make them",
+                claim)
+          .Add("why", status.message())
+          .Write(spdlog::level::err);
+    }
   }
+  absl::erase_if(unserved_, [this](ClaimId id) {
+    MutexLock lock(mu_);
+    return !names_.contains(id);
+  });
   any_unserved_ = !unserved_.empty();
 }
 

@@ -5,11 +5,13 @@
 #ifndef VRAMBROKER_SERVER_CORE_CLAIMS_H_
 #define VRAMBROKER_SERVER_CORE_CLAIMS_H_
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -122,12 +124,15 @@ struct ClaimHooks {
   std::function<void(const std::string& claim)> forget_members = [](const std::string&) {};
   // Of names that are no directory's.
   std::function<absl::Status(absl::string_view name)> check_name = CheckClaimName;
+  // Claims of users' own that may be served at a time: each has file descriptors.
+  size_t most_own = std::numeric_limits<size_t>::max();
 };
 
 // Thread-safe. What changes claims is done by a worker, one change after the other, and answers through its callback.
 class Claims {
  public:
   static constexpr size_t kMaxClaims = 4096;
+  static constexpr size_t kMaxOwnClaims = kMaxClaims / 4 * 3;  // of users: operators have the rest in any case
   static constexpr size_t kMaxLabels = 16;
   static constexpr size_t kMaxLabelValue = 128;
   static constexpr size_t kMaxOwnLabelBytes = 512;  // of a user's own claim, keys and values together
@@ -225,6 +230,8 @@ class Claims {
   absl::Status BoundOwn(const ClaimAsker& asker, ClaimTerms& terms) const;
   static absl::Status CheckOwnName(const std::string& name, uid_t uid);
   absl::Status CheckOwnNumber(const ClaimAsker& asker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status TooManyOwn() const;
+  size_t MostOwn() const { return std::min(kMaxOwnClaims, options_.hooks.most_own); }
   // The claim of the name, which the asker may change; one that is not its own is not told from one that is not there.
   absl::StatusOr<Claim> FindToChange(const std::string& name, const ClaimAsker& asker) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CheckTerms(const ClaimTerms& terms) const;
@@ -257,7 +264,8 @@ class Claims {
   void ApplyRulesAgain() ABSL_LOCKS_EXCLUDED(mu_);
   // Undoes what was done for a claim that could not be created. Returns `why`.
   absl::Status GiveUp(const Claim& claim, bool is_saved, absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
-  void ServeAgain() ABSL_LOCKS_EXCLUDED(mu_);
+  // Those that are in `unserved_`: operators' first, and as many of users' own as may be served.
+  void ServeUnserved(bool is_first_try) ABSL_LOCKS_EXCLUDED(mu_);
   // Claims whose makers have ended may be removed from now on. `all`: those without a descriptor, too.
   void LookAtMakers(bool all) ABSL_LOCKS_EXCLUDED(mu_);
   void NoteHolder(pid_t process, ClaimId claim) const ABSL_LOCKS_EXCLUDED(mu_);

@@ -56,7 +56,8 @@ class ClaimsTest : public BrokerTest {
                       .note_member =
                           [this](const ProcessId&, const std::string&) {
                             if (on_member_) std::exchange(on_member_, nullptr)();
-                          }};
+                          },
+                      .most_own = most_own_};
     options.policy = policy_;
     workers_.reset();  // their tasks end before the broker does, as in the daemon
     workers_ = std::make_unique<WorkerPool>(4);
@@ -131,6 +132,7 @@ class ClaimsTest : public BrokerTest {
   std::function<void()> on_member_;  // the same: between a session's coming into the claim and its being found
   absl::Status serve_error_;
   absl::Status save_error_;
+  size_t most_own_ = Claims::kMaxOwnClaims;  // from the next Restart() on
   std::vector<std::string> served() {
     MutexLock lock(hooks_mu_);
     return served_;
