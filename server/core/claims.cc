@@ -73,7 +73,7 @@ void Claims::Submit(const ClaimAsker& asker, const std::function<void(absl::Stat
     slot.reset();  // before the answer: the asker may change the next one then, and the daemon may end
     done(std::move(result));
   };
-  if (changes_->Submit(std::move(run))) return;
+  if (asker.rule.has_value() ? changes_->Submit(std::move(run)) : changes_->SubmitFirst(std::move(run))) return;
   done(absl::ResourceExhaustedError("too many claims are being changed at a time; try again"));
 }
 

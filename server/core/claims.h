@@ -128,7 +128,8 @@ struct ClaimHooks {
   size_t most_own = std::numeric_limits<size_t>::max();
 };
 
-// Thread-safe. What changes claims is done by a worker, one change after the other, and answers through its callback.
+// Thread-safe. What changes claims is done by a worker, one change after the other, operators' before those of users,
+// and answers through its callback.
 class Claims {
  public:
   static constexpr size_t kMaxClaims = 4096;

@@ -212,6 +212,32 @@ TEST_F(OwnClaimsTest, OperatorsAreServedFirstAndNoMoreOfUsersThanCanBe) {
   }));
 }
 
+TEST_F(OwnClaimsTest, AnOperatorsChangeWaitsBehindNoUsers) {
+  ASSERT_TRUE(CreateOwn("u1000.a").ok());
+  ASSERT_TRUE(Create("team", {}).ok());
+  Signal may_go_on;
+  on_save_ = [&] { may_go_on.WaitForNotification(); };
+  Mutex mu;
+  std::vector<std::string> order;
+  const auto note = [&](const absl::StatusOr<Claim>& claim) {
+    ASSERT_TRUE(claim.ok()) << claim.status();
+    MutexLock lock(mu);
+    order.push_back(claim->name);
+  };
+  for (int i = 0; i < 3; ++i) broker_->claims().Update("u1000.a", {.limit = Limit(7_MiB)}, note, User());
+  for (int i = 0; i < 2; ++i) broker_->claims().Update("team", {.limit = Limit(0.5)}, note);
+  may_go_on.Notify();
+  const auto answered = [&] {
+    MutexLock lock(mu);
+    return order;
+  };
+  EXPECT_TRUE(testing_support::WaitFor([&] { return answered().size() == 5; }));
+  const std::vector<std::string> all = answered();
+  // The first one may have begun, or not.
+  const std::vector<std::string> last(all.end() - 2, all.end());
+  EXPECT_THAT(last, ElementsAre("u1000.a", "u1000.a"));
+}
+
 TEST_F(OwnClaimsTest, NobodyChangesAnothersOrAnOperators) {
   ASSERT_TRUE(CreateOwn("u1000.a").ok());
   ASSERT_TRUE(Create("team", {.owner = {.uid = 7}}).ok());
