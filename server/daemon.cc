@@ -105,7 +105,8 @@ class Daemon {
                 .claims =
                     {.serve = [this](const Claim& claim) { return ServeClaim(claim); },
                      .stop_serving = [this](const Claim& claim) { StopServingClaim(claim); },
-                     .save = [this](const std::vector<Claim>& claims) { return SaveClaims(ClaimsFile(), claims); },
+                     .save = [this](const std::vector<Claim>& claims) { return saver_.Save(ClaimsFile(), claims); },
+                     .save_state = [this](const Claim& claim) { return SaveClaimState(ClaimsFile(), claim); },
                      .note_member = [this](const ProcessId& process,
                                            const std::string& claim) { members_.Note(process, claim); },
                      .note_holder = [this](const ProcessId& process,
@@ -226,6 +227,7 @@ class Daemon {
   const ConfigReader& read_again_;
   SavedState state_;
   ClaimMembers members_;
+  ClaimSaver saver_;
   // Held while the configuration is read again: the last reader's policy is what was read last.
   Mutex reload_mu_ ABSL_ACQUIRED_AFTER(lock_level::kReload)
       ABSL_ACQUIRED_BEFORE(lock_level::kServer){lock_level::kReload};

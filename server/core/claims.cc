@@ -167,6 +167,7 @@ void Claims::Tick() {
   LookAtMakers(/*all=*/is_time);
   RemoveEmpty();
   if (!is_time || is_stopping_) return;
+  if (any_unsaved_) (void)changes_->Submit([this] { SaveAgain(); });
   if (any_unserved_) (void)changes_->Submit([this] { ServeUnserved(/*is_first_try=*/false); });
   if (any_rule_unapplied_) (void)changes_->Submit([this] { ApplyRulesAgain(); });
 }
@@ -200,6 +201,7 @@ void Claims::RemoveEmpty() {
 void Claims::RemoveEmptyNow() {
   any_leaving_ = false;  // what leaves from now on is looked at by the next call
   bool any_left = false;
+  std::vector<Claim> removed;  // with sockets, and in the file
   for (const Claim& claim : GetAll()) {
     if (claim.state == ClaimState::kActive && claim.rule.empty() && !claim.has_lost_maker) continue;
     // Also those that were being opened when it was revoked.
@@ -213,15 +215,22 @@ void Claims::RemoveEmptyNow() {
     }
     // Nobody can enter any more.
     if (claim.rule.empty()) {
-      // When the file cannot be written the claim comes back with the next daemon, empty.
-      if (absl::Status status = Save(nullptr, &claim); !status.ok()) {
-        ClaimLine("claim removed, but not from the file", claim).Add("why", status.message()).Write(spdlog::level::err);
-      }
-      options_.hooks.stop_serving(claim);
+      removed.push_back(claim);
+    } else {
+      ClaimLine("claim removed", claim).Write(spdlog::level::info);
     }
-    ClaimLine("claim removed", claim).Write(spdlog::level::info);
   }
   if (any_left) any_leaving_ = true;
+  if (removed.empty()) return;
+  // When the file cannot be written until the next daemon starts, they come back with that one, to be removed.
+  const absl::Status status = Save(nullptr, nullptr);
+  any_unsaved_ = !status.ok();
+  for (const Claim& claim : removed) {
+    options_.hooks.stop_serving(claim);
+    LogLine line = ClaimLine(status.ok() ? "claim removed" : "claim removed, but not from the file yet", claim);
+    if (!status.ok()) line.Add("why", status.message());
+    line.Write(status.ok() ? spdlog::level::info : spdlog::level::err);
+  }
 }
 
 void Claims::EndSessionsOf(const Claim& claim) {

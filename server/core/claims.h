@@ -48,6 +48,8 @@ struct ClaimTerms {
   ClaimOwner owner;
   std::vector<size_t> devices;  // it has nothing of the others; empty: all
   absl::btree_map<std::string, std::string> labels;
+
+  friend bool operator==(const ClaimTerms&, const ClaimTerms&) = default;
 };
 
 enum class ClaimState { kActive, kDraining, kRevoked };
@@ -114,6 +116,8 @@ struct ClaimHooks {
   std::function<absl::Status(const std::vector<Claim>&)> save = [](const std::vector<Claim>&) {
     return absl::OkStatus();
   };
+  // The state of one that was saved is what it says now, also for the next daemon, and also when the disk is full.
+  std::function<absl::Status(const Claim&)> save_state = [](const Claim&) { return absl::UnimplementedError(""); };
   // The process has a session in the claim.
   std::function<void(const ProcessId& process, const std::string& claim)> note_member = [](const ProcessId&,
                                                                                            const std::string&) {};
@@ -213,7 +217,7 @@ class Claims {
   // Removes those that are to be removed, and have nothing any more. Cheap when there are none.
   void RemoveEmpty();
   // Several times a second, from one thread: RemoveEmpty(), and tries again what could not be done: sockets, guarantees
-  // of rules.
+  // of rules, what the file is to say.
   void Tick();
 
  private:
@@ -251,8 +255,12 @@ class Claims {
   void SetLimit(const Claim& claim);
   // Has the claim's sessions give back what is above its limit, as far as it is reclaimable.
   void ReclaimExcess(const Claim& claim);
-  // With `changed` in place of the claim of its name, or without `removed`.
+  // All of them, with `changed` in place of the claim of its name, or without `removed`.
   absl::Status Save(const Claim* changed, const Claim* removed) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The claim, whose state has changed and nothing else.
+  absl::Status SaveState(const Claim& claim) const ABSL_LOCKS_EXCLUDED(mu_);
+  // What could not be saved.
+  void SaveAgain() ABSL_LOCKS_EXCLUDED(mu_);
   // But for the number of sessions, and what a rule says.
   void Put(const Claim& claim) ABSL_LOCKS_EXCLUDED(mu_);
   // The claim is as it says from now on, for its sessions, too. Its guarantee is raised already.
@@ -301,6 +309,7 @@ class Claims {
   std::atomic<bool> is_stopping_{false};
 
   std::atomic<bool> any_rule_unapplied_{false};  // a claim lacks something that its rule says
+  std::atomic<bool> any_unsaved_{false};         // the file says something else than what is here
   std::atomic<bool> any_unserved_{false};
   absl::flat_hash_set<ClaimId> unserved_;    // restored ones without sockets; of the start, then of changes_
   SteadyTime next_try_ = SteadyTime::min();  // of Tick()

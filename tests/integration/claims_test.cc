@@ -416,6 +416,20 @@ TEST_F(ClaimsTest, ADeviceThatIsNamedOftenIsKeptOnce) {
   EXPECT_LT(std::filesystem::file_size(dir() + "/vrambroker.claims"), 1000u);
 }
 
+// So that nothing but what is there already can be written.
+TEST_F(ClaimsTest, ARevocationHoldsAfterARestartWhenItsFileCannotBeReplaced) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_NO_FATAL_FAILURE(Create("team", {}));
+  ASSERT_OK_AND_ASSIGN(ClientProcess holder, ConnectIn("team", "holder"));
+  ASSERT_OK(holder.Call(absl::StrCat("alloc ", 40_MiB)));
+  std::filesystem::create_directories(dir() + "/vrambroker.claims.new/in_the_way");
+  EXPECT_EQ(Ctl({"claim", "create", "other"}).exit_code, 1);
+  EXPECT_EQ(Ctl({"claim", "rm", "team", "--revoke"}).exit_code, 0);
+  daemon_->Kill();
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_FALSE(ConnectIn("team", "again").ok());
+}
+
 TEST_F(ClaimsTest, WhatAnOwnerPutsIntoItsDirectoryKeepsNobodyElseWaiting) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_NO_FATAL_FAILURE(Create("bad", {}));
