@@ -443,12 +443,8 @@ void Daemon::StopServingClaim(const Claim& claim) {
     MutexLock lock(claim_sockets_mu_);
     served = claim_sockets_.extract(claim.id);
   }
-  if (!served.empty()) {
-    connections_.Unlisten(served.mapped().connections);
-    descriptor_socket_.Unlisten(served.mapped().descriptors);
-    count_socket_.Unlisten(served.mapped().counts);
-  }
-  if (absl::Status status = RemoveClaimDir(config_.socket_dir, claim.name); !status.ok()) {
+  if (!served.empty()) Unlisten(served.mapped());
+  if (absl::Status status = RemoveClaimDir(config_.socket_dir, claim.name, claim.terms.owner); !status.ok()) {
     spdlog::warn("the directory of the removed claim '{}': {}", claim.name, std::string(status.message()));
   }
 }
