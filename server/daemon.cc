@@ -105,13 +105,15 @@ class Daemon {
                 .claims =
                     {.serve = [this](const Claim& claim) { return ServeClaim(claim); },
                      .stop_serving = [this](const Claim& claim) { StopServingClaim(claim); },
-                     .save = [this](const std::vector<Claim>& claims) { return SaveClaims(ClaimsFile(), claims); },
+                     .save = [this](const std::vector<Claim>& claims) { return saver_.Save(ClaimsFile(), claims); },
+                     .save_state = [this](const Claim& claim) { return SaveClaimState(ClaimsFile(), claim); },
                      .note_member = [this](const ProcessId& process,
                                            const std::string& claim) { members_.Note(process, claim); },
                      .note_holder = [this](const ProcessId& process,
                                            const std::string& claim) { members_.NoteUnlessKnown(process, claim); },
                      .forget_members = [this](const std::string& claim) { members_.Forget(claim); },
-                     .check_name = [this](absl::string_view name) { return CheckClaimDir(config_.socket_dir, name); }},
+                     .check_name = [this](absl::string_view name) { return CheckClaimDir(config_.socket_dir, name); },
+                     .most_own = DescriptorBudget::Of(DescriptorLimit(), config.max_connections_per_uid).own_claims},
                 .settings_file = absl::StrCat(config.socket_dir, "/vrambroker.sessions"),
                 .user_name = [names = std::make_shared<UserNames>()](uid_t uid) { return names->Get(uid); },
                 .set_timer = [this](SteadyTime time) { SetTimer(time); },
@@ -183,6 +185,11 @@ class Daemon {
   // Those of an earlier run. Before anything is charged, and before anybody is served.
   absl::Status RestoreClaims();
   absl::Status ServeClaim(const Claim& claim) ABSL_LOCKS_EXCLUDED(claim_sockets_mu_);
+  void Unlisten(const ClaimSockets& sockets) {
+    connections_.Unlisten(sockets.connections);
+    descriptor_socket_.Unlisten(sockets.descriptors);
+    count_socket_.Unlisten(sockets.counts);
+  }
   void StopServingClaim(const Claim& claim) ABSL_LOCKS_EXCLUDED(claim_sockets_mu_);
   // When clients hold nothing, what is free at the next start is all that there is.
   void ForgetFreeBytes();
@@ -221,6 +228,7 @@ class Daemon {
   const ConfigReader& read_again_;
   SavedState state_;
   ClaimMembers members_;
+  ClaimSaver saver_;
   // Held while the configuration is read again: the last reader's policy is what was read last.
   Mutex reload_mu_ ABSL_ACQUIRED_AFTER(lock_level::kReload)
       ABSL_ACQUIRED_BEFORE(lock_level::kServer){lock_level::kReload};
@@ -414,20 +422,15 @@ absl::Status Daemon::ServeClaim(const Claim& claim) {
   const ClaimOfListener of_claim{.id = claim.id, .counts_in_claim = [this](ClaimId id, const Caller& caller) {
                                    return broker_.claims().CountsInClaim(id, caller);
                                  }};
-  absl::Status status = CheckNotReserved(sockets->connections.get());
+  absl::Status status =
+      CheckNotReserved(std::max({sockets->connections.get(), sockets->descriptors.get(), sockets->counts.get()}));
   if (status.ok()) status = descriptor_socket_.Listen(sockets->descriptors, of_claim);
-  if (status.ok()) {
-    status = count_socket_.Listen(sockets->counts, of_claim);
-    if (!status.ok()) descriptor_socket_.Unlisten(sockets->descriptors);
+  if (status.ok()) status = count_socket_.Listen(sockets->counts, of_claim);
+  if (status.ok()) status = connections_.Listen(sockets->connections, of_claim);
+  if (!status.ok()) {
+    Unlisten(*sockets);  // the directory may be a container's: it stays
+    return status;
   }
-  if (status.ok()) {
-    status = connections_.Listen(sockets->connections, of_claim);
-    if (!status.ok()) {
-      count_socket_.Unlisten(sockets->counts);
-      descriptor_socket_.Unlisten(sockets->descriptors);
-    }
-  }
-  if (!status.ok()) return status;  // the directory may be a container's: it stays
   MutexLock lock(claim_sockets_mu_);
   claim_sockets_.emplace(claim.id, *std::move(sockets));
   return absl::OkStatus();
@@ -439,12 +442,8 @@ void Daemon::StopServingClaim(const Claim& claim) {
     MutexLock lock(claim_sockets_mu_);
     served = claim_sockets_.extract(claim.id);
   }
-  if (!served.empty()) {
-    connections_.Unlisten(served.mapped().connections);
-    descriptor_socket_.Unlisten(served.mapped().descriptors);
-    count_socket_.Unlisten(served.mapped().counts);
-  }
-  if (absl::Status status = RemoveClaimDir(config_.socket_dir, claim.name); !status.ok()) {
+  if (!served.empty()) Unlisten(served.mapped());
+  if (absl::Status status = RemoveClaimDir(config_.socket_dir, claim.name, claim.terms.owner); !status.ok()) {
     spdlog::warn("the directory of the removed claim '{}': {}", claim.name, std::string(status.message()));
   }
 }

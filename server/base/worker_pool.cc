@@ -65,10 +65,18 @@ void WorkerPool::Run() {
 }
 
 bool SerialQueue::Submit(std::function<void()> task) {
+  return Submit(std::move(task), /*first=*/false);
+}
+
+bool SerialQueue::SubmitFirst(std::function<void()> task) {
+  return Submit(std::move(task), /*first=*/true);
+}
+
+bool SerialQueue::Submit(std::function<void()> task, bool first) {
   {
     MutexLock lock(mu_);
-    if (tasks_.size() >= kMaxTasks) return false;
-    tasks_.push_back(std::move(task));
+    if (first_.size() + tasks_.size() >= kMaxTasks) return false;
+    (first ? first_ : tasks_).push_back(std::move(task));
     if (running_) return true;
     running_ = true;
   }
@@ -80,12 +88,13 @@ void SerialQueue::RunNext() {
   std::function<void()> task;
   {
     MutexLock lock(mu_);
-    if (tasks_.empty()) {
+    std::deque<std::function<void()>>& next = first_.empty() ? tasks_ : first_;
+    if (next.empty()) {
       running_ = false;
       return;
     }
-    task = std::move(tasks_.front());
-    tasks_.pop_front();
+    task = std::move(next.front());
+    next.pop_front();
   }
   task();
   // Back to the end of the workers' queue: fair to other sessions.

@@ -67,12 +67,16 @@ class SerialQueue : public std::enable_shared_from_this<SerialQueue> {
   explicit SerialQueue(Executor* workers) : workers_(*workers) {}
   // False, and the task is dropped, when kMaxTasks are queued.
   bool Submit(std::function<void()> task);
+  // The same, before all that Submit() has queued, and behind those of this call.
+  bool SubmitFirst(std::function<void()> task);
 
  private:
+  bool Submit(std::function<void()> task, bool first);
   void RunNext();
 
   Executor& workers_;
   Mutex mu_;
+  std::deque<std::function<void()>> first_ ABSL_GUARDED_BY(mu_);
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
   bool running_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -73,7 +73,7 @@ void Claims::Submit(const ClaimAsker& asker, const std::function<void(absl::Stat
     slot.reset();  // before the answer: the asker may change the next one then, and the daemon may end
     done(std::move(result));
   };
-  if (changes_->Submit(std::move(run))) return;
+  if (asker.rule.has_value() ? changes_->Submit(std::move(run)) : changes_->SubmitFirst(std::move(run))) return;
   done(absl::ResourceExhaustedError("too many claims are being changed at a time; try again"));
 }
 
@@ -167,7 +167,8 @@ void Claims::Tick() {
   LookAtMakers(/*all=*/is_time);
   RemoveEmpty();
   if (!is_time || is_stopping_) return;
-  if (any_unserved_) (void)changes_->Submit([this] { ServeAgain(); });
+  if (any_unsaved_) (void)changes_->Submit([this] { SaveAgain(); });
+  if (any_unserved_) (void)changes_->Submit([this] { ServeUnserved(/*is_first_try=*/false); });
   if (any_rule_unapplied_) (void)changes_->Submit([this] { ApplyRulesAgain(); });
 }
 
@@ -200,6 +201,7 @@ void Claims::RemoveEmpty() {
 void Claims::RemoveEmptyNow() {
   any_leaving_ = false;  // what leaves from now on is looked at by the next call
   bool any_left = false;
+  std::vector<Claim> removed;  // with sockets, and in the file
   for (const Claim& claim : GetAll()) {
     if (claim.state == ClaimState::kActive && claim.rule.empty() && !claim.has_lost_maker) continue;
     // Also those that were being opened when it was revoked.
@@ -213,15 +215,22 @@ void Claims::RemoveEmptyNow() {
     }
     // Nobody can enter any more.
     if (claim.rule.empty()) {
-      // When the file cannot be written the claim comes back with the next daemon, empty.
-      if (absl::Status status = Save(nullptr, &claim); !status.ok()) {
-        ClaimLine("claim removed, but not from the file", claim).Add("why", status.message()).Write(spdlog::level::err);
-      }
-      options_.hooks.stop_serving(claim);
+      removed.push_back(claim);
+    } else {
+      ClaimLine("claim removed", claim).Write(spdlog::level::info);
     }
-    ClaimLine("claim removed", claim).Write(spdlog::level::info);
   }
   if (any_left) any_leaving_ = true;
+  if (removed.empty()) return;
+  // When the file cannot be written until the next daemon starts, they come back with that one, to be removed.
+  const absl::Status status = Save(nullptr, nullptr);
+  any_unsaved_ = !status.ok();
+  for (const Claim& claim : removed) {
+    options_.hooks.stop_serving(claim);
+    LogLine line = ClaimLine(status.ok() ? "claim removed" : "claim removed, but not from the file yet", claim);
+    if (!status.ok()) line.Add("why", status.message());
+    line.Write(status.ok() ? spdlog::level::info : spdlog::level::err);
+  }
 }
 
 void Claims::EndSessionsOf(const Claim& claim) {
@@ -277,23 +286,34 @@ void Claims::SetEarlierMembers(absl::btree_map<ProcessId, std::string> members) 
 }
 
 void Claims::ServeRestored() {
-  for (const Claim& claim : GetAll()) {
-    const absl::Status status = options_.hooks.serve(claim);
-    if (status.ok()) continue;
-    ClaimLine("the claim's sockets could not be made: nobody can connect to it, until the daemon can make them", claim)
-        .Add("why", status.message())
-        .Write(spdlog::level::err);
-    unserved_.insert(claim.id);
-  }
-  any_unserved_ = !unserved_.empty();
+  for (const Claim& claim : GetAll()) unserved_.insert(claim.id);
+  ServeUnserved(/*is_first_try=*/true);
 }
 
-void Claims::ServeAgain() {
-  for (const Claim& claim : GetAll()) {
-    if (!unserved_.contains(claim.id) || !options_.hooks.serve(claim).ok()) continue;
-    unserved_.erase(claim.id);
-    ClaimLine("the claim is served now", claim).Write(spdlog::level::info);
+void Claims::ServeUnserved(bool is_first_try) {
+  std::vector<Claim> all = GetAll();
+  std::stable_partition(all.begin(), all.end(), [](const Claim& claim) { return !claim.is_own; });
+  auto own = static_cast<size_t>(std::count_if(
+      all.begin(), all.end(), [this](const Claim& claim) { return claim.is_own && !unserved_.contains(claim.id); }));
+  for (const Claim& claim : all) {
+    if (!unserved_.contains(claim.id)) continue;
+    // There may be more of them than a daemon with fewer file descriptors makes.
+    const absl::Status status = claim.is_own && own >= MostOwn() ? TooManyOwn() : options_.hooks.serve(claim);
+    if (status.ok()) {
+      if (claim.is_own) ++own;
+      unserved_.erase(claim.id);
+      if (!is_first_try) ClaimLine("the claim is served now", claim).Write(spdlog::level::info);
+    } else if (is_first_try) {
+      ClaimLine("the claim's sockets could not be made: nobody can connect to it, until the daemon can make them",
+                claim)
+          .Add("why", status.message())
+          .Write(spdlog::level::err);
+    }
   }
+  absl::erase_if(unserved_, [this](ClaimId id) {
+    MutexLock lock(mu_);
+    return !names_.contains(id);
+  });
   any_unserved_ = !unserved_.empty();
 }
 

@@ -5,11 +5,13 @@
 #ifndef VRAMBROKER_SERVER_CORE_CLAIMS_H_
 #define VRAMBROKER_SERVER_CORE_CLAIMS_H_
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,6 +48,8 @@ struct ClaimTerms {
   ClaimOwner owner;
   std::vector<size_t> devices;  // it has nothing of the others; empty: all
   absl::btree_map<std::string, std::string> labels;
+
+  friend bool operator==(const ClaimTerms&, const ClaimTerms&) = default;
 };
 
 enum class ClaimState { kActive, kDraining, kRevoked };
@@ -112,6 +116,8 @@ struct ClaimHooks {
   std::function<absl::Status(const std::vector<Claim>&)> save = [](const std::vector<Claim>&) {
     return absl::OkStatus();
   };
+  // The state of one that was saved is what it says now, also for the next daemon, and also when the disk is full.
+  std::function<absl::Status(const Claim&)> save_state = [](const Claim&) { return absl::UnimplementedError(""); };
   // The process has a session in the claim.
   std::function<void(const ProcessId& process, const std::string& claim)> note_member = [](const ProcessId&,
                                                                                            const std::string&) {};
@@ -122,14 +128,19 @@ struct ClaimHooks {
   std::function<void(const std::string& claim)> forget_members = [](const std::string&) {};
   // Of names that are no directory's.
   std::function<absl::Status(absl::string_view name)> check_name = CheckClaimName;
+  // Claims of users' own that may be served at a time: each has file descriptors.
+  size_t most_own = std::numeric_limits<size_t>::max();
 };
 
-// Thread-safe. What changes claims is done by a worker, one change after the other, and answers through its callback.
+// Thread-safe. What changes claims is done by a worker, one change after the other, operators' before those of users,
+// and answers through its callback.
 class Claims {
  public:
   static constexpr size_t kMaxClaims = 4096;
+  static constexpr size_t kMaxOwnClaims = kMaxClaims / 4 * 3;  // of users: operators have the rest in any case
   static constexpr size_t kMaxLabels = 16;
   static constexpr size_t kMaxLabelValue = 128;
+  static constexpr size_t kMaxOwnLabelBytes = 512;  // of a user's own claim, keys and values together
 
   struct Options {
     std::chrono::milliseconds reclaim_timeout;
@@ -206,7 +217,7 @@ class Claims {
   // Removes those that are to be removed, and have nothing any more. Cheap when there are none.
   void RemoveEmpty();
   // Several times a second, from one thread: RemoveEmpty(), and tries again what could not be done: sockets, guarantees
-  // of rules.
+  // of rules, what the file is to say.
   void Tick();
 
  private:
@@ -224,6 +235,8 @@ class Claims {
   absl::Status BoundOwn(const ClaimAsker& asker, ClaimTerms& terms) const;
   static absl::Status CheckOwnName(const std::string& name, uid_t uid);
   absl::Status CheckOwnNumber(const ClaimAsker& asker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status TooManyOwn() const;
+  size_t MostOwn() const { return std::min(kMaxOwnClaims, options_.hooks.most_own); }
   // The claim of the name, which the asker may change; one that is not its own is not told from one that is not there.
   absl::StatusOr<Claim> FindToChange(const std::string& name, const ClaimAsker& asker) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CheckTerms(const ClaimTerms& terms) const;
@@ -242,8 +255,12 @@ class Claims {
   void SetLimit(const Claim& claim);
   // Has the claim's sessions give back what is above its limit, as far as it is reclaimable.
   void ReclaimExcess(const Claim& claim);
-  // With `changed` in place of the claim of its name, or without `removed`.
+  // All of them, with `changed` in place of the claim of its name, or without `removed`.
   absl::Status Save(const Claim* changed, const Claim* removed) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The claim, whose state has changed and nothing else.
+  absl::Status SaveState(const Claim& claim) const ABSL_LOCKS_EXCLUDED(mu_);
+  // What could not be saved.
+  void SaveAgain() ABSL_LOCKS_EXCLUDED(mu_);
   // But for the number of sessions, and what a rule says.
   void Put(const Claim& claim) ABSL_LOCKS_EXCLUDED(mu_);
   // The claim is as it says from now on, for its sessions, too. Its guarantee is raised already.
@@ -256,7 +273,8 @@ class Claims {
   void ApplyRulesAgain() ABSL_LOCKS_EXCLUDED(mu_);
   // Undoes what was done for a claim that could not be created. Returns `why`.
   absl::Status GiveUp(const Claim& claim, bool is_saved, absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
-  void ServeAgain() ABSL_LOCKS_EXCLUDED(mu_);
+  // Those that are in `unserved_`: operators' first, and as many of users' own as may be served.
+  void ServeUnserved(bool is_first_try) ABSL_LOCKS_EXCLUDED(mu_);
   // Claims whose makers have ended may be removed from now on. `all`: those without a descriptor, too.
   void LookAtMakers(bool all) ABSL_LOCKS_EXCLUDED(mu_);
   void NoteHolder(pid_t process, ClaimId claim) const ABSL_LOCKS_EXCLUDED(mu_);
@@ -291,6 +309,7 @@ class Claims {
   std::atomic<bool> is_stopping_{false};
 
   std::atomic<bool> any_rule_unapplied_{false};  // a claim lacks something that its rule says
+  std::atomic<bool> any_unsaved_{false};         // the file says something else than what is here
   std::atomic<bool> any_unserved_{false};
   absl::flat_hash_set<ClaimId> unserved_;    // restored ones without sockets; of the start, then of changes_
   SteadyTime next_try_ = SteadyTime::min();  // of Tick()

@@ -239,9 +239,22 @@ void Claims::ReclaimExcess(const Claim& claim) {
 absl::Status Claims::Save(const Claim* changed, const Claim* removed) const {
   std::vector<Claim> all = GetAll();
   const Claim* const replaced = changed != nullptr ? changed : removed;
-  std::erase_if(all, [replaced](const Claim& claim) { return claim.id == replaced->id || !claim.rule.empty(); });
+  std::erase_if(all, [replaced](const Claim& claim) {
+    return (replaced != nullptr && claim.id == replaced->id) || !claim.rule.empty();
+  });
   if (changed != nullptr) all.push_back(*changed);
   return Unusable(options_.hooks.save(all));
+}
+
+absl::Status Claims::SaveState(const Claim& claim) const {
+  if (options_.hooks.save_state(claim).ok()) return absl::OkStatus();
+  return Save(&claim, nullptr);
+}
+
+void Claims::SaveAgain() {
+  if (!Save(nullptr, nullptr).ok()) return;
+  any_unsaved_ = false;
+  LogLine("the file of claims could be written again").Write(spdlog::level::info);
 }
 
 absl::StatusOr<Claim> Claims::CreateNow(const std::string& asked_name, ClaimTerms terms, const ClaimAsker& asker,
@@ -313,9 +326,11 @@ absl::StatusOr<Claim> Claims::CreateNow(const std::string& asked_name, ClaimTerm
 
 absl::Status Claims::GiveUp(const Claim& claim, bool is_saved, absl::Status why) {
   if (absl::Status status = is_saved ? Save(nullptr, &claim) : absl::OkStatus(); !status.ok()) {
-    ClaimLine("claim not created, but in the file: the next start has it", claim)
-        .Add("why", status.message())
-        .Write(spdlog::level::err);
+    Claim revoked = claim;
+    revoked.state = ClaimState::kRevoked;
+    (void)options_.hooks.save_state(revoked);
+    any_unsaved_ = true;
+    ClaimLine("claim not created, but in the file still", claim).Add("why", status.message()).Write(spdlog::level::err);
   }
   for (SegmentPool* pool : pools_) pool->CloseClaim(claim.id);
   return why;
@@ -390,10 +405,11 @@ absl::StatusOr<Claims::Deleted> Claims::DeleteNow(const std::string& name, bool 
   if (absl::Status status = CheckOperators(claim); !status.ok()) return status;
   if (revoke || claim.state == ClaimState::kActive) {
     claim.state = revoke ? ClaimState::kRevoked : ClaimState::kDraining;
-    if (absl::Status status = Save(&claim, nullptr); !status.ok()) {
-      // A full disk does not keep anybody in a claim that is revoked.
+    if (absl::Status status = SaveState(claim); !status.ok()) {
+      // What keeps the file from being written keeps nobody in a claim that is revoked.
       if (!revoke) return status;
-      ClaimLine("claim revoked, but not in the file", claim).Add("why", status.message()).Write(spdlog::level::err);
+      any_unsaved_ = true;
+      ClaimLine("claim revoked, but not in the file yet", claim).Add("why", status.message()).Write(spdlog::level::err);
     }
     Put(claim);
     ClaimLine("claim is to be removed", claim).Add("state", ClaimStateName(claim.state)).Write(spdlog::level::info);

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
+#include "server/base/fair_share.h"
 #include "server/core/claims.h"
 
 namespace vrambroker {
@@ -35,12 +36,25 @@ absl::Status Claims::CheckMayHaveOwn(const SessionTerms& rule, uid_t uid) {
       absl::StrCat("uid ", uid, " may have no claims of its own: ", RuleText(rule), " ", why));
 }
 
+absl::Status Claims::TooManyOwn() const {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "there are ", MostOwn(), " claims that users have made for themselves, ",
+      MostOwn() < kMaxOwnClaims ? "the most that the daemon's file descriptors allow; raise LimitNOFILE of its unit"
+                                : "the most there can be; those that nobody needs can be removed (vramctl claim rm)"));
+}
+
 absl::Status Claims::BoundOwn(const ClaimAsker& asker, ClaimTerms& terms) const {
   if (!asker.rule.has_value()) return absl::OkStatus();  // an operator
   const SessionTerms& rule = *asker.rule;
   if (absl::Status status = CheckMayHaveOwn(rule, asker.caller.uid); !status.ok()) return status;
   if (terms.owner.uid != asker.caller.uid || terms.owner.gid.has_value()) {
     return TakesAdmin("owner", absl::StrCat("a claim of one's own is for uid ", asker.caller.uid, " alone"));
+  }
+  size_t label_bytes = 0;
+  for (const auto& [key, value] : terms.labels) label_bytes += key.size() + value.size();
+  if (label_bytes > kMaxOwnLabelBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("labels: ", label_bytes, " bytes; a claim of one's own may have ",
+                                                   kMaxOwnLabelBytes, " in all, keys and values"));
   }
   for (size_t device = 0; device < pools_.size(); ++device) {
     if (BytesOn(terms, terms.guarantee, device) > 0) {
@@ -76,13 +90,24 @@ absl::Status Claims::CheckOwnName(const std::string& name, uid_t uid) {
 }
 
 absl::Status Claims::CheckOwnNumber(const ClaimAsker& asker) const {
-  const auto own = std::count_if(claims_.begin(), claims_.end(), [&](const auto& entry) {
-    return entry.second.is_own && entry.second.terms.owner.uid == asker.caller.uid;
-  });
-  if (static_cast<size_t>(own) < asker.max_claims) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("uid ", asker.caller.uid, " has ", own,
-                                                   " claims of its own, the most that max_claims_per_uid allows "
-                                                   "(vramctl claim ls)"));
+  size_t own = 0;
+  size_t of_all = 0;
+  for (const auto& [name, claim] : claims_) {
+    if (!claim.is_own) continue;
+    ++of_all;
+    if (claim.terms.owner.uid == asker.caller.uid) ++own;
+  }
+  if (own >= asker.max_claims) {
+    return absl::ResourceExhaustedError(absl::StrCat("uid ", asker.caller.uid, " has ", own,
+                                                     " claims of its own, the most that max_claims_per_uid allows "
+                                                     "(vramctl claim ls)"));
+  }
+  if (of_all >= MostOwn()) return TooManyOwn();
+  if (MayTakeAnother(own, of_all, MostOwn())) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "uid ", asker.caller.uid, " has ", own, " claims of its own, and users may make ", MostOwn() - of_all,
+      " more: each may have half as many as are free, so that others get some; remove one (vramctl claim ls)",
+      MostOwn() < kMaxOwnClaims ? ", or have LimitNOFILE of the daemon's unit raised" : ""));
 }
 
 absl::StatusOr<Claim> Claims::FindToChange(const std::string& name, const ClaimAsker& asker) const {

@@ -3,15 +3,18 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/openat2.h>
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -28,6 +31,9 @@ constexpr mode_t kSocketMode = 0666;  // the directory says who reaches them
 constexpr char kConnections[] = "vrambroker.sock";
 constexpr char kDescriptors[] = "vrambroker-fd.sock";
 constexpr char kCounts[] = "vram-count.sock";
+constexpr size_t kMostRemoved = 1024;  // files of owners, for one claim
+constexpr size_t kMostRemovedAtStart = 64 << 10;
+constexpr size_t kMostLeftovers = 8;  // of a user
 
 std::string BaseOf(absl::string_view socket_dir) {
   return absl::StrCat(socket_dir, "/claims");
@@ -61,17 +67,39 @@ absl::StatusOr<UniqueFd> TakeDir(const UniqueFd& base, const std::string& name, 
   return dir;
 }
 
-absl::Status RemoveSocket(const UniqueFd& dir, const char* socket, const std::string& path) {
+// Makes room for the socket. A directory that the owner has put there goes by another name from now on.
+absl::Status ClearWay(const UniqueFd& dir, const char* socket, const std::string& path) {
+  constexpr int kMostMoved = 100;
   if (unlinkat(dir.get(), socket, 0) == 0 || errno == ENOENT) return absl::OkStatus();
   if (errno == EISDIR && unlinkat(dir.get(), socket, AT_REMOVEDIR) == 0) return absl::OkStatus();
+  for (int number = 1; number <= kMostMoved; ++number) {
+    const std::string moved = absl::StrCat(socket, ".", number);
+    if (renameat2(dir.get(), socket, dir.get(), moved.c_str(), RENAME_NOREPLACE) == 0) {
+      spdlog::warn("{}/{} was in the way of the claim's socket, and is {} in the same directory now", path, socket,
+                   moved);
+      return absl::OkStatus();
+    }
+    if (errno != EEXIST) break;
+  }
   return absl::FailedPreconditionError(
       absl::StrCat(path, "/", socket, " is in the way of the claim's socket; remove it"));
 }
 
 absl::StatusOr<ClientSocket> Listen(const UniqueFd& dir, const char* socket, int type, const std::string& path) {
-  if (absl::Status status = RemoveSocket(dir, socket, path); !status.ok()) return status;
+  if (absl::Status status = ClearWay(dir, socket, path); !status.ok()) return status;
   // By the descriptor: the directory at the path may be another one by now. And that is short enough for any path.
   return ListenUnix(absl::StrCat("/proc/self/fd/", dir.get(), "/", socket), type, kSocketMode);
+}
+
+absl::StatusOr<ClaimSockets> ListenIn(const UniqueFd& dir, const std::string& path) {
+  absl::StatusOr<ClientSocket> descriptors = Listen(dir, kDescriptors, SOCK_SEQPACKET, path);
+  if (!descriptors.ok()) return descriptors.status();
+  absl::StatusOr<ClientSocket> connections = Listen(dir, kConnections, SOCK_STREAM, path);
+  if (!connections.ok()) return connections.status();
+  absl::StatusOr<ClientSocket> counts = Listen(dir, kCounts, SOCK_SEQPACKET, path);
+  if (!counts.ok()) return counts.status();
+  return ClaimSockets{
+      .connections = *std::move(connections), .descriptors = *std::move(descriptors), .counts = *std::move(counts)};
 }
 
 // Gives the directory a name that is no claim's.
@@ -92,6 +120,129 @@ absl::Status GiveDir(const UniqueFd& dir, const ClaimOwner& owner, const std::st
   if (fchmod(dir.get(), mode) == 0 && fchown(dir.get(), uid, gid) == 0) return absl::OkStatus();
   if (errno == EPERM && fchmod(dir.get(), 0711) == 0) return absl::OkStatus();
   return absl::ErrnoToStatus(errno, absl::StrCat("cannot give ", path, " to the claim's owner"));
+}
+
+using Entries = std::unique_ptr<DIR, int (*)(DIR*)>;
+
+// From its first one on; null: they cannot be read.
+Entries EntriesOf(const UniqueFd& dir) {
+  UniqueFd own(openat(dir.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  Entries entries(own.valid() ? fdopendir(own.get()) : nullptr, closedir);
+  if (entries != nullptr) (void)own.Release();
+  return entries;
+}
+
+// Removes what is in directories of claims, as their owner could: what is in directories of others stays, as do mounts.
+// By descriptors, and no link is followed, so that whatever the owner does meanwhile, nothing outside goes.
+class Remover {
+ public:
+  explicit Remover(size_t most_entries) : left_(most_entries) {}
+
+  // The directory `name` in `base`, and all that is in it. False: something is left.
+  bool Remove(const UniqueFd& base, const std::string& name, const UniqueFd& dir, uid_t owner) {
+    constexpr int kTries = 3;  // where entries are missed, since others go or come meanwhile
+    for (int i = 0; i < kTries; ++i) {
+      if (unlinkat(base.get(), name.c_str(), AT_REMOVEDIR) == 0) return true;
+      if ((errno != ENOTEMPTY && errno != EEXIST) || !Empty(dir, owner, /*depth=*/0)) return false;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr int kMostDepth = 16;
+
+  bool Empty(const UniqueFd& dir, uid_t owner, int depth) {
+    const Entries all = EntriesOf(dir);
+    if (all == nullptr) return false;
+    bool is_empty = true;
+    while (const dirent* const entry = readdir(all.get())) {
+      const absl::string_view name = entry->d_name;
+      if (name == "." || name == "..") continue;
+      if (left_ == 0) return false;
+      --left_;
+      if (unlinkat(dir.get(), entry->d_name, 0) == 0 || unlinkat(dir.get(), entry->d_name, AT_REMOVEDIR) == 0) continue;
+      const bool is_gone = (errno == ENOTEMPTY || errno == EEXIST) && depth < kMostDepth &&
+                           RemoveIn(dir, entry->d_name, owner, depth + 1);
+      is_empty = is_empty && is_gone;
+    }
+    return is_empty;
+  }
+
+  bool RemoveIn(const UniqueFd& parent, const char* name, uid_t owner, int depth) {
+    const UniqueFd dir = OpenIn(parent, name);
+    struct stat found = {};
+    return dir.valid() && fstat(dir.get(), &found) == 0 && found.st_uid == owner && Empty(dir, owner, depth) &&
+           unlinkat(parent.get(), name, AT_REMOVEDIR) == 0;
+  }
+
+  // Not another file system, nor another mount of this one.
+  static UniqueFd OpenIn(const UniqueFd& parent, const char* name) {
+    constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    open_how how = {.flags = kFlags, .mode = 0, .resolve = RESOLVE_NO_XDEV | RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS};
+    UniqueFd dir(static_cast<int>(syscall(SYS_openat2, parent.get(), name, &how, sizeof how)));
+    if (dir.valid() || (errno != ENOSYS && errno != EPERM)) return dir;
+    dir = UniqueFd(openat(parent.get(), name, kFlags));  // before Linux 5.6, or in a container that does not know it
+    struct stat inner = {};
+    struct stat outer = {};
+    const bool is_same = dir.valid() && fstat(dir.get(), &inner) == 0 && fstat(parent.get(), &outer) == 0 &&
+                         inner.st_dev == outer.st_dev;
+    return is_same ? std::move(dir) : UniqueFd();
+  }
+
+  size_t left_;
+};
+
+// Removes those that were put aside, as far as that is possible. The paths of those that are left, and are `owner`'s.
+std::vector<std::string> RemoveAside(const UniqueFd& base, const std::string& base_path, uid_t owner,
+                                     Remover& remover) {
+  std::vector<std::string> left;
+  const Entries all = EntriesOf(base);
+  if (all == nullptr) return left;
+  while (const dirent* const entry = readdir(all.get())) {
+    const std::string name = entry->d_name;
+    if (!absl::StartsWith(name, "_")) continue;
+    const UniqueFd dir(openat(base.get(), entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    struct stat found = {};
+    if (!dir.valid() || fstat(dir.get(), &found) != 0) continue;
+    // What is this process's may have been anybody's: nobody's directories are removed from there, but empty ones.
+    const uid_t uid = found.st_uid == geteuid() ? static_cast<uid_t>(-1) : found.st_uid;
+    if (!remover.Remove(base, name, dir, uid) && found.st_uid == owner) {
+      left.push_back(absl::StrCat(base_path, "/", name));
+    }
+  }
+  return left;
+}
+
+// Of a user who leaves behind what cannot be removed, no more than a few are kept.
+absl::Status CheckLeftovers(const UniqueFd& base, const std::string& base_path, const ClaimOwner& owner) {
+  Remover remover(kMostRemoved);
+  const std::vector<std::string> left = RemoveAside(base, base_path, owner.uid.value_or(geteuid()), remover);
+  if (!owner.uid.has_value() || *owner.uid == geteuid() || left.size() < kMostLeftovers) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("uid ", *owner.uid, " has ", left.size(), " directories of removed claims that the daemon cannot ",
+                   "remove, with directories of others than uid ", *owner.uid,
+                   " in them, or too many files: ", "empty them first (", left.front(), ")"));
+}
+
+// A removed claim's. What cannot be removed is put aside, and its owner's again.
+absl::Status RemoveDir(const UniqueFd& base, const std::string& name, const std::string& path,
+                       const std::optional<ClaimOwner>& known_owner, Remover& remover) {
+  const UniqueFd found_dir(openat(base.get(), name.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat found = {};
+  if (!found_dir.valid() || fstat(found_dir.get(), &found) != 0) {
+    return errno == ENOENT ? absl::OkStatus() : absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
+  }
+  const absl::StatusOr<UniqueFd> dir = TakeDir(base, name, path);
+  if (!dir.ok()) return dir.status();
+  const ClaimOwner owner = known_owner.value_or(ClaimOwner{.uid = found.st_uid, .gid = {}});
+  if (remover.Remove(base, name, *dir, owner.uid.value_or(geteuid()))) return absl::OkStatus();
+  const absl::StatusOr<std::string> aside = PutAside(base, name, path);
+  if (!aside.ok()) return aside.status();
+  // Not the group's: it has no claim any more.
+  if (absl::Status status = GiveDir(*dir, {.uid = owner.uid, .gid = {}}, path); !status.ok()) return status;
+  return absl::FailedPreconditionError(absl::StrCat(
+      path, " has more than the daemon can remove at once, or directories of others than its owner: it is ", *aside,
+      " in the same directory now, and goes when the daemon can remove it"));
 }
 
 }  // namespace
@@ -133,6 +284,9 @@ absl::StatusOr<ClaimSockets> ListenClaim(const std::string& socket_dir, const st
   const std::string path = ClaimDir(socket_dir, name);
   const absl::StatusOr<UniqueFd> base = OpenBase(socket_dir);
   if (!base.ok()) return base.status();
+  if (use == ClaimDirUse::kNew) {
+    if (absl::Status status = CheckLeftovers(*base, BaseOf(socket_dir), owner); !status.ok()) return status;
+  }
   int error = mkdirat(base->get(), name.c_str(), 0700) == 0 ? 0 : errno;
   if (error == EEXIST && use == ClaimDirUse::kNew) {
     const absl::StatusOr<std::string> aside = PutAside(*base, name, path);
@@ -143,49 +297,33 @@ absl::StatusOr<ClaimSockets> ListenClaim(const std::string& socket_dir, const st
   if (error != 0 && error != EEXIST) return absl::ErrnoToStatus(error, absl::StrCat("cannot create ", path));
   const absl::StatusOr<UniqueFd> dir = TakeDir(*base, name, path);
   if (!dir.ok()) return dir.status();
-  absl::StatusOr<ClientSocket> descriptors = Listen(*dir, kDescriptors, SOCK_SEQPACKET, path);
-  if (!descriptors.ok()) return descriptors.status();
-  absl::StatusOr<ClientSocket> connections = Listen(*dir, kConnections, SOCK_STREAM, path);
-  if (!connections.ok()) return connections.status();
-  absl::StatusOr<ClientSocket> counts = Listen(*dir, kCounts, SOCK_SEQPACKET, path);
-  if (!counts.ok()) return counts.status();
-  if (absl::Status status = GiveDir(*dir, owner, path); !status.ok()) return status;
-  return ClaimSockets{
-      .connections = *std::move(connections), .descriptors = *std::move(descriptors), .counts = *std::move(counts)};
+  absl::StatusOr<ClaimSockets> sockets = ListenIn(*dir, path);
+  const absl::Status given = GiveDir(*dir, owner, path);  // also what could not be used: its owner has to mend it
+  if (sockets.ok() && !given.ok()) return given;
+  return sockets;
 }
 
-absl::Status RemoveClaimDir(const std::string& socket_dir, const std::string& name) {
-  const std::string path = ClaimDir(socket_dir, name);
+absl::Status RemoveClaimDir(const std::string& socket_dir, const std::string& name, const ClaimOwner& owner) {
   const absl::StatusOr<UniqueFd> base = OpenBase(socket_dir);
   if (!base.ok()) return base.status();
-  const absl::StatusOr<UniqueFd> dir = TakeDir(*base, name, path);
-  if (absl::IsNotFound(dir.status())) return absl::OkStatus();
-  if (!dir.ok()) return dir.status();
-  for (const char* socket : {kConnections, kDescriptors, kCounts}) {
-    if (absl::Status status = RemoveSocket(*dir, socket, path); !status.ok()) return status;
-  }
-  if (unlinkat(base->get(), name.c_str(), AT_REMOVEDIR) == 0) return absl::OkStatus();
-  if (errno == ENOTEMPTY || errno == EEXIST) {
-    const absl::StatusOr<std::string> aside = PutAside(*base, name, path);
-    if (!aside.ok()) return aside.status();
-    return absl::FailedPreconditionError(absl::StrCat(path, " has files that are not the daemon's: it is ", *aside,
-                                                      " in the same directory now; remove it"));
-  }
-  return absl::ErrnoToStatus(errno, absl::StrCat("cannot remove ", path));
+  Remover remover(kMostRemoved);
+  return RemoveDir(*base, name, ClaimDir(socket_dir, name), owner, remover);
 }
 
 void RemoveOtherClaimDirs(const std::string& socket_dir, const absl::flat_hash_set<std::string>& names) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> all(opendir(BaseOf(socket_dir).c_str()), closedir);
+  const absl::StatusOr<UniqueFd> base = OpenBase(socket_dir);
+  if (!base.ok()) return;
+  const Entries all = EntriesOf(*base);
   if (all == nullptr) return;
   std::vector<std::string> others;
   while (const dirent* const entry = readdir(all.get())) {
     const std::string name = entry->d_name;
     if (CheckClaimName(name).ok() && !names.contains(name)) others.push_back(name);
-    // Put aside, and empty by now.
-    if (absl::StartsWith(name, "_")) (void)unlinkat(dirfd(all.get()), name.c_str(), AT_REMOVEDIR);
   }
+  Remover remover(kMostRemovedAtStart);
+  (void)RemoveAside(*base, BaseOf(socket_dir), geteuid(), remover);
   for (const std::string& name : others) {
-    const absl::Status status = RemoveClaimDir(socket_dir, name);
+    const absl::Status status = RemoveDir(*base, name, ClaimDir(socket_dir, name), std::nullopt, remover);
     spdlog::warn("there is no claim '{}' in the file of claims: {}", name,
                  status.ok() ? "its directory is removed" : std::string(status.message()));
   }

@@ -49,15 +49,17 @@ enum class ClaimDirUse : uint8_t {
 // Makes the directory if it is missing, and listens there. It is the owner's, with mode 0700, or 0750 with a group,
 // where this process may give it away. Else it stays this process's, and everyone may enter: who may connect is for the
 // caller to check in any case. Whatever an owner has done in the directory: nothing outside of it is touched, and what
-// is in the way of the sockets is named (FailedPrecondition).
-// REQUIRES: the socket directory is locked, both checks say yes. One call at a time.
+// is in the way of the sockets is removed, or gets another name. ResourceExhausted: the owner of a new claim has to
+// empty directories of earlier ones first. REQUIRES: the socket directory is locked, both checks say yes. One call at a
+// time.
 absl::StatusOr<ClaimSockets> ListenClaim(const std::string& socket_dir, const std::string& name,
                                          const ClaimOwner& owner, ClaimDirUse use);
 
-// Removes the sockets, and the directory. Where its owner has put something else there it stays, by another name, which
-// FailedPrecondition tells: a container that still has the directory is not in a later claim of the name.
-// REQUIRES: as ListenClaim().
-absl::Status RemoveClaimDir(const std::string& socket_dir, const std::string& name);
+// Removes the directory, and all that its owner has put there. Some may be left, of which there is too much to be
+// removed at once, or which is in directories of others. Then the directory is the owner's by another name, which
+// FailedPrecondition tells, and ListenClaim() removes more of it when there is a new claim. A container that still has
+// it is not in a later claim of the name. REQUIRES: as ListenClaim().
+absl::Status RemoveClaimDir(const std::string& socket_dir, const std::string& name, const ClaimOwner& owner);
 
 // The same for all but those of `names`: what a daemon that was killed has left.
 void RemoveOtherClaimDirs(const std::string& socket_dir, const absl::flat_hash_set<std::string>& names);

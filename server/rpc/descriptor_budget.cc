@@ -4,12 +4,14 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/fair_share.h"
 
 namespace vrambroker {
 namespace {
 
 constexpr size_t kOfAConnection = 4;            // the client's, two between here and gRPC, and the caller's pidfd
 constexpr size_t kOfADescriptorConnection = 2;  // the connection, and the caller's pidfd
+constexpr size_t kOfAClaim = 4;                 // its sockets, and its maker's pidfd
 
 }  // namespace
 
@@ -18,7 +20,8 @@ DescriptorBudget DescriptorBudget::Of(size_t limit, size_t max_connections_per_u
                           .connections = std::max<size_t>(limit / 2 / kOfAConnection, 2),
                           .max_per_uid = max_connections_per_uid > 0 ? max_connections_per_uid : kMaxPerUid,
                           .descriptor_connections = std::max<size_t>(limit / 8 / kOfADescriptorConnection, 2),
-                          .counted_connections = std::max<size_t>(limit / 16, 2)};
+                          .counted_connections = std::max<size_t>(limit / 16, 2),
+                          .own_claims = std::max<size_t>(limit / 16 / kOfAClaim, 2)};
   budget.for_root = budget.connections / 16 + 1;
   while (budget.connections_per_uid < budget.connections &&
          budget.Admit(budget.connections_per_uid, budget.connections_per_uid, /*privileged=*/false).ok()) {
@@ -48,7 +51,7 @@ absl::Status DescriptorBudget::AdmitTo(size_t places, size_t kept, size_t open_o
     return absl::ResourceExhaustedError(absl::StrCat("all users have ", open_of_all, " open, the most that ", limit,
                                                      " file descriptors allow; raise LimitNOFILE"));
   }
-  if (open_of_user < (free + 1) / 2 || (privileged && open_of_user < kept)) return absl::OkStatus();
+  if (MayTakeAnother(open_of_user, open_of_all, places) || (privileged && open_of_user < kept)) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("the user has ", open_of_user, " open, and ", free,
                    " are free: a user may have half as many as are "

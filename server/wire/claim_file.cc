@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/wire/claim_file.h"
 
+#include <fcntl.h>
 #include <google/protobuf/text_format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstdio>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/log_line.h"
 #include "server/base/replace_file.h"
 #include "server/wire/convert.h"
 #include "vrambroker/config/v1/claims.pb.h"
@@ -18,11 +23,20 @@ namespace {
 
 using config::v1::SavedClaims;
 
-constexpr size_t kMostBytes = size_t{64} << 20;
+// More than twice what kMaxClaims of the largest claims take.
+constexpr size_t kMostBytes = size_t{128} << 20;
 constexpr char kHeader[] =
-    "# Claims of vrambrokerd, which replaces this file at each change. Change them with vramctl claim.\n";
+    "# Claims of vrambrokerd, which replaces this file at each change. Change them with vramctl claim.\n"
+    "# state: 0 is active, 1 draining, 2 revoked.\n";
 // A file that was cut off has no such line.
 constexpr char kFooter[] = "# The end.\n";
+
+// Before a claim's state, a digit, and behind that. So the state of a claim is changed in place: by one byte.
+constexpr char kBeforeState[] = "claims {\n  state: ";
+
+std::string BehindState(absl::string_view name) {
+  return absl::StrCat("\n  name: \"", name, "\"\n");
+}
 
 SavedClaims::State SavedStateOf(ClaimState state) {
   switch (state) {
@@ -42,6 +56,46 @@ ClaimState StateOf(SavedClaims::State state) {
                                           : ClaimState::kActive;
 }
 
+// But for the name and the state.
+std::string TermsTextOf(const Claim& claim) {
+  SavedClaims::Claim saved;
+  *saved.mutable_terms() = ToProto(claim.terms);
+  saved.set_created_us(std::chrono::duration_cast<std::chrono::microseconds>(claim.created.time_since_epoch()).count());
+  saved.set_own(claim.is_own);
+  if (claim.maker.has_value()) {
+    saved.set_maker_pid(claim.maker->pid);
+    saved.set_maker_started(claim.maker->started);
+  }
+  google::protobuf::TextFormat::Printer printer;
+  printer.SetInitialIndentLevel(1);
+  printer.SetUseUtf8StringEscaping(true);
+  std::string text;
+  printer.PrintToString(saved, &text);
+  return text;
+}
+
+void AppendTo(std::string& text, const Claim& claim, absl::string_view terms) {
+  absl::StrAppend(&text, kBeforeState, static_cast<int>(SavedStateOf(claim.state)), BehindState(claim.name), terms,
+                  "}\n");
+}
+
+std::string TextOf(const std::vector<Claim>& claims) {
+  std::string text = kHeader;
+  for (const Claim& claim : claims) AppendTo(text, claim, TermsTextOf(claim));
+  return text + kFooter;
+}
+
+// A file that no daemon has written. Without its claims the daemon serves, at least.
+absl::Status PutAside(const std::string& path, const absl::Status& why) {
+  const std::string aside = absl::StrCat(path, ".too-large");
+  if (rename(path.c_str(), aside.c_str()) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot rename ", path));
+  LogLine("the file of claims is put aside, and the daemon has no claims: make them again (vramctl claim create)")
+      .Add("file", aside)
+      .Add("why", why.message())
+      .Write(spdlog::level::err);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<Claim>> LoadClaims(const std::string& path) {
@@ -57,6 +111,10 @@ absl::StatusOr<std::vector<Claim>> LoadClaims(const std::string& path) {
     return absl::FailedPreconditionError(absl::StrCat("the claims in ", path, " cannot be read: ", why,
                                                       "; mend the file, or remove it to start without claims"));
   };
+  if (absl::IsResourceExhausted(text.status())) {
+    const absl::Status aside = PutAside(path, text.status());
+    return aside.ok() ? absl::StatusOr<std::vector<Claim>>(std::vector<Claim>()) : unreadable(aside.message());
+  }
   if (!text.ok()) return unreadable(text.status().message());
   if (!absl::EndsWith(*text, kFooter)) return unreadable("its last line is missing");
   SavedClaims saved;
@@ -79,26 +137,49 @@ absl::StatusOr<std::vector<Claim>> LoadClaims(const std::string& path) {
     claim.is_own = from.own();
     claims.push_back(std::move(claim));
   }
+  // An older daemon's, or what a person has written: states are changed in place from now on.
+  if (const std::string own = TextOf(claims); own != *text) {
+    if (absl::Status status = ReplaceFile(path, own, /*outlives_machine=*/true); !status.ok()) {
+      LogLine("the file of claims stays as it is").Add("why", status.message()).Write(spdlog::level::warn);
+    }
+  }
   return claims;
 }
 
 absl::Status SaveClaims(const std::string& path, const std::vector<Claim>& claims) {
-  SavedClaims saved;
+  return ReplaceFile(path, TextOf(claims), /*outlives_machine=*/true);
+}
+
+absl::Status ClaimSaver::Save(const std::string& path, const std::vector<Claim>& claims) {
+  absl::flat_hash_map<ClaimId, Printed> printed;
+  std::string text = kHeader;
   for (const Claim& claim : claims) {
-    SavedClaims::Claim* to = saved.add_claims();
-    to->set_name(claim.name);
-    *to->mutable_terms() = ToProto(claim.terms);
-    to->set_state(SavedStateOf(claim.state));
-    to->set_created_us(std::chrono::duration_cast<std::chrono::microseconds>(claim.created.time_since_epoch()).count());
-    to->set_own(claim.is_own);
-    if (claim.maker.has_value()) {
-      to->set_maker_pid(claim.maker->pid);
-      to->set_maker_started(claim.maker->started);
-    }
+    const auto before = printed_.find(claim.id);
+    const bool is_same = before != printed_.end() && before->second.terms == claim.terms;
+    Printed& now = printed[claim.id];
+    now = is_same ? std::move(before->second) : Printed{.terms = claim.terms, .text = TermsTextOf(claim)};
+    AppendTo(text, claim, now.text);
   }
-  std::string text;
-  google::protobuf::TextFormat::PrintToString(saved, &text);
-  return ReplaceFile(path, absl::StrCat(kHeader, text, kFooter), /*outlives_machine=*/true);
+  printed_ = std::move(printed);
+  return ReplaceFile(path, text + kFooter, /*outlives_machine=*/true);
+}
+
+absl::Status SaveClaimState(const std::string& path, const Claim& claim) {
+  const absl::StatusOr<UniqueFd> file = OpenOwnFile(path, O_RDWR);
+  if (!file.ok()) return file.status();
+  const absl::StatusOr<std::string> text = ReadOpenFile(*file, path, kMostBytes);
+  if (!text.ok()) return text.status();
+  const size_t behind = text->find(BehindState(claim.name));
+  const bool has_state = behind != std::string::npos && behind > 0 &&
+                         absl::EndsWith(absl::string_view(*text).substr(0, behind - 1), kBeforeState);
+  if (!has_state) {
+    return absl::NotFoundError(absl::StrCat(path, " does not have the claim as the daemon has written it"));
+  }
+  const std::string state = absl::StrCat(static_cast<int>(SavedStateOf(claim.state)));
+  if (pwrite(file->get(), state.data(), 1, static_cast<off_t>(behind - 1)) != 1 || fdatasync(file->get()) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot write ", path));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace vrambroker

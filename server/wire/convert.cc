@@ -342,6 +342,8 @@ absl::StatusOr<ClaimTerms> FromProto(const v1::ClaimTerms& from, uid_t caller) {
   if (!is_anybodys) terms.owner.uid = from.has_owner_uid() ? from.owner_uid() : caller;
   if (from.has_owner_gid()) terms.owner.gid = from.owner_gid();
   terms.devices.assign(from.devices().begin(), from.devices().end());
+  std::sort(terms.devices.begin(), terms.devices.end());
+  terms.devices.erase(std::unique(terms.devices.begin(), terms.devices.end()), terms.devices.end());
   for (const auto& [key, value] : from.labels()) terms.labels[key] = value;
   return terms;
 }

@@ -392,6 +392,44 @@ TEST_F(ClaimsTest, AFileThatCannotBeReadKeepsTheDaemonFromStarting) {
   ASSERT_OK(daemon_->Restart());
 }
 
+TEST_F(ClaimsTest, AFileThatIsTooLargeIsPutAside) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_NO_FATAL_FAILURE(Create("team", {}));
+  daemon_->Kill();
+  std::filesystem::resize_file(dir() + "/vrambroker.claims", uint64_t{1} << 30);
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_TRUE(absl::StrContains(daemon_->log(), "the file of claims is put aside")) << daemon_->log();
+  EXPECT_TRUE(std::filesystem::exists(dir() + "/vrambroker.claims.too-large"));
+  EXPECT_FALSE(IsThere("team"));
+}
+
+// As large as a request may be.
+TEST_F(ClaimsTest, ADeviceThatIsNamedOftenIsKeptOnce) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  v1::CreateClaimRequest request;
+  request.set_name("team");
+  for (int i = 0; i < 65000; ++i) request.mutable_terms()->add_devices(0);
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  v1::CreateClaimResponse response;
+  ASSERT_OK(RawClient::Call(raw.admin(), &v1::Admin::Stub::CreateClaim, request, &response));
+  EXPECT_EQ(response.claim().terms().devices_size(), 1);
+  EXPECT_LT(std::filesystem::file_size(dir() + "/vrambroker.claims"), 1000u);
+}
+
+// So that nothing but what is there already can be written.
+TEST_F(ClaimsTest, ARevocationHoldsAfterARestartWhenItsFileCannotBeReplaced) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_NO_FATAL_FAILURE(Create("team", {}));
+  ASSERT_OK_AND_ASSIGN(ClientProcess holder, ConnectIn("team", "holder"));
+  ASSERT_OK(holder.Call(absl::StrCat("alloc ", 40_MiB)));
+  std::filesystem::create_directories(dir() + "/vrambroker.claims.new/in_the_way");
+  EXPECT_EQ(Ctl({"claim", "create", "other"}).exit_code, 1);
+  EXPECT_EQ(Ctl({"claim", "rm", "team", "--revoke"}).exit_code, 0);
+  daemon_->Kill();
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_FALSE(ConnectIn("team", "again").ok());
+}
+
 TEST_F(ClaimsTest, WhatAnOwnerPutsIntoItsDirectoryKeepsNobodyElseWaiting) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_NO_FATAL_FAILURE(Create("bad", {}));
@@ -400,9 +438,10 @@ TEST_F(ClaimsTest, WhatAnOwnerPutsIntoItsDirectoryKeepsNobodyElseWaiting) {
   std::filesystem::remove(DirOf("bad") + "/vrambroker.sock");
   std::filesystem::create_directories(DirOf("bad") + "/vrambroker.sock/full");
   ASSERT_OK(daemon_->Restart());
-  EXPECT_TRUE(absl::StrContains(daemon_->log(), "vrambroker.sock is in the way of the claim's socket"))
+  EXPECT_TRUE(absl::StrContains(daemon_->log(), "vrambroker.sock was in the way of the claim's socket"))
       << daemon_->log();
   EXPECT_OK(ConnectIn("good", "a"));
+  EXPECT_OK(ConnectIn("bad", "a"));
   EXPECT_EQ(Ctl({"claim", "rm", "bad", "--wait"}).exit_code, 0);
   EXPECT_FALSE(IsThere("bad"));
 }

@@ -462,6 +462,16 @@ class RunAsUserTest : public RunTest {
   }
 };
 
+TEST_F(RunAsUserTest, ClaimsOfUsersLeaveDescriptorsToOthers) {
+  ASSERT_NO_FATAL_FAILURE(Begin({.config = "socket_mode: '0666'", .descriptors = 1024}));
+  int made = 0;
+  RunResult last = CtlAs({"claim", "create", "u65534.0"});
+  while (last.exit_code == 0 && made < 20) last = CtlAs({"claim", "create", absl::StrCat("u65534.", ++made)});
+  EXPECT_EQ(made, 6);
+  EXPECT_THAT(last.err, HasSubstr("each may have half as many as are free"));
+  EXPECT_THAT(last.err, HasSubstr("LimitNOFILE"));
+}
+
 TEST_F(RunAsUserTest, AUserRunsProgramsWithinItsRule) {
   ASSERT_NO_FATAL_FAILURE(
       Begin({.config = "socket_mode: '0666' max_claims_per_uid: 2 rules { name: 'users' uid: '65534' "

@@ -179,6 +179,21 @@ TEST(SerialQueueTest, IsUsableAgainWhenItHasRunDry) {
   }
 }
 
+TEST(SerialQueueTest, SomeAreRunBeforeAllOthersInTheirOrder) {
+  std::string order;
+  {
+    Gate gate;
+    WorkerPool pool(1);
+    const auto queue = std::make_shared<SerialQueue>(&pool);
+    queue->Submit([&] { gate.Pass(); });
+    gate.AwaitArrivals(1);
+    for (const char task : {'c', 'd'}) queue->Submit([&order, task] { order += task; });
+    for (const char task : {'a', 'b'}) queue->SubmitFirst([&order, task] { order += task; });
+    gate.Open();
+  }
+  EXPECT_EQ(order, "abcd");
+}
+
 TEST(SerialQueueTest, RefusesWhatItCannotQueue) {
   Gate gate;
   std::atomic<size_t> runs = 0;
@@ -189,6 +204,7 @@ TEST(SerialQueueTest, RefusesWhatItCannotQueue) {
     gate.AwaitArrivals(1);
     for (size_t i = 0; i < SerialQueue::kMaxTasks; ++i) EXPECT_TRUE(queue->Submit([&] { ++runs; }));
     EXPECT_FALSE(queue->Submit([&] { ++runs; }));
+    EXPECT_FALSE(queue->SubmitFirst([&] { ++runs; }));
     gate.Open();
   }
   EXPECT_EQ(runs, SerialQueue::kMaxTasks) << "what was refused is not run";

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "server/core/claims.h"
 #include "tests/support/util.h"
 #include "tests/unit/server/core/broker_fixture.h"
@@ -51,12 +53,25 @@ class ClaimsTest : public BrokerTest {
                             for (const Claim& claim : claims) {
                               saved_.push_back(absl::StrCat(claim.name, " ", ClaimStateName(claim.state)));
                             }
+                            if (on_saved_) std::exchange(on_saved_, nullptr)();
+                            return absl::OkStatus();
+                          },
+                      .save_state =
+                          [this](const Claim& claim) {
+                            if (!state_error_.ok()) return state_error_;
+                            MutexLock lock(hooks_mu_);
+                            for (std::string& text : saved_) {
+                              if (absl::StartsWith(text, claim.name + " ")) {
+                                text = absl::StrCat(claim.name, " ", ClaimStateName(claim.state));
+                              }
+                            }
                             return absl::OkStatus();
                           },
                       .note_member =
                           [this](const ProcessId&, const std::string&) {
                             if (on_member_) std::exchange(on_member_, nullptr)();
-                          }};
+                          },
+                      .most_own = most_own_};
     options.policy = policy_;
     workers_.reset();  // their tasks end before the broker does, as in the daemon
     workers_ = std::make_unique<WorkerPool>(4);
@@ -128,9 +143,12 @@ class ClaimsTest : public BrokerTest {
 
   std::shared_ptr<const Policy> policy_;
   std::function<void()> on_save_;    // called once
+  std::function<void()> on_saved_;   // the same
   std::function<void()> on_member_;  // the same: between a session's coming into the claim and its being found
   absl::Status serve_error_;
   absl::Status save_error_;
+  absl::Status state_error_;
+  size_t most_own_ = Claims::kMaxOwnClaims;  // from the next Restart() on
   std::vector<std::string> served() {
     MutexLock lock(hooks_mu_);
     return served_;

@@ -141,6 +141,103 @@ TEST_F(OwnClaimsTest, OnlyNamesOfItsOwnAndNotTooMany) {
   EXPECT_TRUE(absl::IsResourceExhausted(CreateOwn("u8.a", {.limit = 8_MiB}, User(8)).status()));
 }
 
+TEST_F(OwnClaimsTest, LabelsOfItsOwnAreFew) {
+  const auto labels = [](size_t bytes) {
+    return absl::btree_map<std::string, std::string>{{"a", std::string(127, 'v')},
+                                                     {"b", std::string(127, 'v')},
+                                                     {"c", std::string(127, 'v')},
+                                                     {"d", std::string(bytes - 385, 'v')}};
+  };
+  EXPECT_TRUE(CreateOwn("u1000.a", {.limit = 8_MiB, .labels = labels(512)}).ok());
+  const absl::Status status = CreateOwn("u1000.b", {.limit = 8_MiB, .labels = labels(513)}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("labels: 513 bytes; a claim of one's own may have 512 in all"));
+  EXPECT_FALSE(UpdateOwn("u1000.a", {.labels = labels(513)}).ok());
+  EXPECT_TRUE(Create("team", {.labels = labels(513)}).ok()) << "an operator's";
+}
+
+// Each has file descriptors.
+TEST_F(OwnClaimsTest, UsersShareWhatTheDaemonCanServeAndOperatorsMakeTheirs) {
+  most_own_ = 16;
+  max_claims_ = 64;
+  Restart();
+  const auto fill = [&](uid_t uid) {
+    int made = 0;
+    while (CreateOwn(absl::StrCat("u", uid, ".", made), {.limit = 8_MiB}, User(uid)).ok()) ++made;
+    return made;
+  };
+  EXPECT_EQ(fill(1), 6);
+  EXPECT_EQ(fill(2), 4);
+  const absl::Status share = CreateOwn("u2.x", {.limit = 8_MiB}, User(2)).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(share)) << share;
+  EXPECT_THAT(std::string(share.message()), HasSubstr("uid 2 has 4 claims of its own, and users may make 6 more: each "
+                                                      "may have half as many as are free"));
+  int all = 10;
+  for (uid_t uid = 3; all < 16; ++uid) all += fill(uid);
+  const absl::Status none = CreateOwn("u99.x", {.limit = 8_MiB}, User(99)).status();
+  EXPECT_THAT(std::string(none.message()),
+              HasSubstr("there are 16 claims that users have made for themselves, the most "
+                        "that the daemon's file descriptors allow; raise LimitNOFILE"));
+  EXPECT_TRUE(Create("team", {}).ok()) << "an operator's";
+}
+
+TEST_F(OwnClaimsTest, OperatorsHaveClaimsThatUsersCannotTake) {
+  std::vector<Claim> claims;
+  for (size_t i = 0; i < Claims::kMaxOwnClaims; ++i) {
+    const uid_t uid = static_cast<uid_t>(2000 + i % 64);
+    claims.push_back({.name = absl::StrCat("u", uid, ".", i), .terms = {.owner = {.uid = uid}}, .is_own = true});
+  }
+  broker_->claims().Restore(std::move(claims));
+  const absl::Status status = CreateOwn("u1000.a").status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("there are 3072 claims that users have made for themselves, the "
+                                                       "most there can be"));
+  EXPECT_TRUE(Create("team", {}).ok());
+}
+
+// A daemon that is started with fewer file descriptors.
+TEST_F(OwnClaimsTest, OperatorsAreServedFirstAndNoMoreOfUsersThanCanBe) {
+  most_own_ = 2;
+  Restart();
+  const auto own = [](const char* name) {
+    return Claim{.name = name, .terms = {.owner = {.uid = kOwner}}, .is_own = true};
+  };
+  broker_->claims().Restore({own("u1000.a"), own("u1000.b"), own("u1000.c"), {.name = "z"}});
+  broker_->claims().ServeRestored();
+  EXPECT_THAT(served(), ElementsAre("z", "u1000.a", "u1000.b"));
+  ASSERT_TRUE(DeleteOwn("u1000.a").ok());
+  EXPECT_TRUE(testing_support::WaitFor([&] {
+    broker_->claims().Tick();
+    return served() == std::vector<std::string>{"z", "u1000.b", "u1000.c"};
+  }));
+}
+
+TEST_F(OwnClaimsTest, AnOperatorsChangeWaitsBehindNoUsers) {
+  ASSERT_TRUE(CreateOwn("u1000.a").ok());
+  ASSERT_TRUE(Create("team", {}).ok());
+  Signal may_go_on;
+  on_save_ = [&] { may_go_on.WaitForNotification(); };
+  Mutex mu;
+  std::vector<std::string> order;
+  const auto note = [&](const absl::StatusOr<Claim>& claim) {
+    ASSERT_TRUE(claim.ok()) << claim.status();
+    MutexLock lock(mu);
+    order.push_back(claim->name);
+  };
+  for (int i = 0; i < 3; ++i) broker_->claims().Update("u1000.a", {.limit = Limit(7_MiB)}, note, User());
+  for (int i = 0; i < 2; ++i) broker_->claims().Update("team", {.limit = Limit(0.5)}, note);
+  may_go_on.Notify();
+  const auto answered = [&] {
+    MutexLock lock(mu);
+    return order;
+  };
+  EXPECT_TRUE(testing_support::WaitFor([&] { return answered().size() == 5; }));
+  const std::vector<std::string> all = answered();
+  // The first one may have begun, or not.
+  const std::vector<std::string> last(all.end() - 2, all.end());
+  EXPECT_THAT(last, ElementsAre("u1000.a", "u1000.a"));
+}
+
 TEST_F(OwnClaimsTest, NobodyChangesAnothersOrAnOperators) {
   ASSERT_TRUE(CreateOwn("u1000.a").ok());
   ASSERT_TRUE(Create("team", {.owner = {.uid = 7}}).ok());

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -56,6 +57,17 @@ class ClaimDirTest : public ::testing::Test {
   }
   absl::StatusOr<ClaimSockets> Listen(const ClaimOwner& owner, ClaimDirUse use = ClaimDirUse::kKept) {
     return ListenClaim(dir_, "team", owner, use);
+  }
+  absl::Status Remove() {
+    return RemoveClaimDir(dir_, "team", {.uid = geteuid() == 0 ? kOther : geteuid(), .gid = {}});
+  }
+  // All of these directories are the owner's.
+  static void Make(const std::string& path) {
+    const std::string parent = path.substr(0, path.rfind('/'));
+    if (!std::filesystem::exists(parent)) Make(parent);
+    std::filesystem::create_directory(path);
+    if (geteuid() != 0) return;
+    EXPECT_EQ(chown(path.c_str(), kOther, kOther), 0);
   }
 
   const std::string dir_ = testing_support::MakeTempDir();
@@ -143,29 +155,118 @@ TEST_F(ClaimDirTest, WhatAnOwnerPutsThereHarmsNobodyElse) {
   EXPECT_EQ(TextOf(victim), "kept");
 }
 
-TEST_F(ClaimDirTest, WhatIsInTheWayIsNamed) {
-  std::filesystem::create_directories(socket_ + "/full");
-  const absl::Status status = Listen({.uid = geteuid(), .gid = {}}).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(socket_ + " is in the way of the claim's socket; remove it"));
-  std::filesystem::remove_all(claim_);
-  std::ofstream(claim_ + "x").close();
-  std::filesystem::rename(claim_ + "x", claim_);
-  EXPECT_FALSE(Listen({.uid = geteuid(), .gid = {}}).ok()) << "no directory";
+TEST_F(ClaimDirTest, WhatIsInTheWayGetsAnotherName) {
+  std::filesystem::create_directories(claim_);
+  Make(socket_ + "/full");
+  Make(socket_ + ".1");
+  const absl::StatusOr<ClaimSockets> sockets = Listen({.uid = geteuid() == 0 ? kOther : geteuid(), .gid = {}});
+  ASSERT_TRUE(sockets.ok()) << sockets.status();
+  EXPECT_TRUE(CanConnect(socket_));
+  EXPECT_TRUE(std::filesystem::exists(socket_ + ".2/full"));
+  EXPECT_TRUE(Remove().ok());
+  EXPECT_FALSE(std::filesystem::exists(claim_));
 }
 
-TEST_F(ClaimDirTest, ItIsRemovedButForWhatIsNotTheDaemons) {
+TEST_F(ClaimDirTest, ADirectoryThatCannotBeUsedIsItsOwnersAgain) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root gives directories away";
+  std::filesystem::create_directories(socket_ + "/full");
+  for (int i = 1; i <= 100; ++i) std::filesystem::create_directories(absl::StrCat(socket_, ".", i));
+  ASSERT_EQ(chown(claim_.c_str(), kOther, kOther), 0);
+  const absl::Status status = Listen({.uid = kOther, .gid = {}}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(socket_ + " is in the way of the claim's socket; remove it"));
+  EXPECT_EQ(Stat(claim_).st_uid, kOther);
+}
+
+TEST_F(ClaimDirTest, WhatIsNoDirectoryIsNotUsed) {
+  std::filesystem::create_directories(dir_ + "/claims");
+  std::ofstream(claim_).close();
+  EXPECT_FALSE(Listen({.uid = geteuid(), .gid = {}}).ok());
+}
+
+TEST_F(ClaimDirTest, ItIsRemovedWithAllThatItsOwnerHasPutThere) {
   ASSERT_TRUE(Listen({.uid = kOther, .gid = {}}).ok());
-  EXPECT_TRUE(RemoveClaimDir(dir_, "team").ok());
+  EXPECT_TRUE(Remove().ok());
   EXPECT_FALSE(std::filesystem::exists(claim_));
-  EXPECT_TRUE(RemoveClaimDir(dir_, "team").ok()) << "there is none";
+  EXPECT_TRUE(Remove().ok()) << "there is none";
+  const std::string victim = dir_ + "/victim";
+  std::filesystem::create_directories(victim);
+  std::ofstream(victim + "/kept").close();
+  for (int round = 0; round < 40; ++round) {
+    ASSERT_TRUE(Listen({.uid = kOther, .gid = {}}, ClaimDirUse::kNew).ok());
+    Make(claim_ + "/a/b/c");
+    std::ofstream(claim_ + "/a/b/notes") << "mine";
+    std::filesystem::create_directory_symlink(victim, claim_ + "/a/link");
+    std::filesystem::create_directory_symlink(victim, claim_ + "/link");
+    EXPECT_EQ(Remove(), absl::OkStatus());
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(dir_ + "/claims"));
+  EXPECT_TRUE(std::filesystem::exists(victim + "/kept"));
+}
+
+// Its owner may have moved there what others may write to. And others' mounts.
+TEST_F(ClaimDirTest, NothingIsRemovedThatItsOwnerCouldNotRemove) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs another user's directory";
   ASSERT_TRUE(Listen({.uid = kOther, .gid = {}}).ok());
+  std::filesystem::create_directories(claim_ + "/others/kept");
+  Make(claim_ + "/mounted");
+  const bool is_mounted = mount("none", (claim_ + "/mounted").c_str(), "tmpfs", 0, nullptr) == 0;
+  if (is_mounted) {
+    ASSERT_EQ(chown((claim_ + "/mounted").c_str(), kOther, kOther), 0);
+    std::ofstream(claim_ + "/mounted/kept").close();
+  }
   std::ofstream(claim_ + "/notes") << "mine";
-  const absl::Status status = RemoveClaimDir(dir_, "team");
-  EXPECT_THAT(std::string(status.message()), HasSubstr("has files that are not the daemon's"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("it is _team.1 in the same directory now; remove it"));
-  EXPECT_EQ(TextOf(dir_ + "/claims/_team.1/notes"), "mine");
+  const absl::Status status = Remove();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("it is _team.1 in the same directory now"));
+  const std::string aside = dir_ + "/claims/_team.1";
+  EXPECT_TRUE(std::filesystem::exists(aside + "/others/kept"));
+  EXPECT_FALSE(std::filesystem::exists(aside + "/notes"));
+  EXPECT_EQ(Stat(aside).st_uid, kOther) << "it is the owner's again";
+  if (is_mounted) {
+    EXPECT_TRUE(std::filesystem::exists(aside + "/mounted/kept"));
+    EXPECT_EQ(umount((aside + "/mounted").c_str()), 0);
+  }
   EXPECT_FALSE(std::filesystem::exists(claim_));
+}
+
+// An owner who leaves behind what cannot be removed gets no further claims; others do.
+TEST_F(ClaimDirTest, WhatCannotBeRemovedIsBounded) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs another user's directory";
+  const ClaimOwner owner{.uid = kOther, .gid = {}};
+  int made = 0;
+  absl::Status refused;
+  while (made < 100) {
+    if (refused = Listen(owner, ClaimDirUse::kNew).status(); !refused.ok()) break;
+    ++made;
+    std::filesystem::create_directories(claim_ + "/others/kept");
+    EXPECT_FALSE(Remove().ok());
+  }
+  EXPECT_EQ(made, 8);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("uid 54321 has 8 directories of removed claims"));
+  EXPECT_FALSE(std::filesystem::exists(claim_));
+  ASSERT_TRUE(ListenClaim(dir_, "others", {.uid = kOther + 1, .gid = {}}, ClaimDirUse::kNew).ok());
+  EXPECT_TRUE(RemoveClaimDir(dir_, "others", {.uid = kOther + 1, .gid = {}}).ok());
+  for (int i = 1; i <= made; ++i) std::filesystem::remove(absl::StrCat(dir_, "/claims/_team.", i, "/others/kept"));
+  EXPECT_TRUE(Listen(owner, ClaimDirUse::kNew).ok());
+  EXPECT_TRUE(Remove().ok());
+  EXPECT_TRUE(std::filesystem::is_empty(dir_ + "/claims"));
+}
+
+TEST_F(ClaimDirTest, ManyFilesAreRemovedLittleByLittle) {
+  ASSERT_TRUE(Listen({.uid = kOther, .gid = {}}).ok());
+  constexpr int kFiles = 2500;
+  for (int i = 0; i < kFiles; ++i) std::ofstream(absl::StrCat(claim_, "/", i)).close();
+  EXPECT_FALSE(Remove().ok()) << "too many at once";
+  const std::string aside = dir_ + "/claims/_team.1";
+  int calls = 0;
+  while (std::filesystem::exists(aside) && calls < 10) {
+    ASSERT_TRUE(ListenClaim(dir_, "next", {.uid = kOther, .gid = {}}, ClaimDirUse::kNew).ok());
+    EXPECT_TRUE(RemoveClaimDir(dir_, "next", {.uid = kOther, .gid = {}}).ok());
+    ++calls;
+  }
+  EXPECT_EQ(calls, 2);
 }
 
 // A container has the directory of the claim, and not only its path.
@@ -173,7 +274,7 @@ TEST_F(ClaimDirTest, WhoHasTheDirectoryOfARemovedClaimIsNotInALaterOneOfItsName)
   ASSERT_TRUE(Listen({.uid = kOther, .gid = {}}, ClaimDirUse::kNew).ok());
   const UniqueFd mounted(open(claim_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   std::ofstream(claim_ + "/notes") << "mine";
-  (void)RemoveClaimDir(dir_, "team");
+  EXPECT_TRUE(Remove().ok());
   ASSERT_TRUE(Listen({.uid = kOther, .gid = {}}, ClaimDirUse::kNew).ok());
   EXPECT_TRUE(std::filesystem::exists(socket_));
   EXPECT_NE(faccessat(mounted.get(), "vrambroker.sock", F_OK, 0), 0);
@@ -186,9 +287,6 @@ TEST_F(ClaimDirTest, ANewClaimNeverTakesADirectoryThatIsThere) {
   ASSERT_TRUE(Listen({.uid = geteuid(), .gid = {}}, ClaimDirUse::kNew).ok());
   EXPECT_NE(faccessat(mounted.get(), "vrambroker.sock", F_OK, 0), 0);
   EXPECT_EQ(TextOf(dir_ + "/claims/_team.1/notes"), "mine");
-  RemoveOtherClaimDirs(dir_, {"team"});
-  EXPECT_TRUE(std::filesystem::exists(dir_ + "/claims/_team.1")) << "it is not empty";
-  std::filesystem::remove(dir_ + "/claims/_team.1/notes");
   RemoveOtherClaimDirs(dir_, {"team"});
   EXPECT_FALSE(std::filesystem::exists(dir_ + "/claims/_team.1"));
 }

@@ -38,6 +38,17 @@ TEST(DescriptorBudgetTest, OneUserAloneHasAThird) {
   EXPECT_EQ(DescriptorBudget::Of(65536, 0).connections_per_uid, DescriptorBudget::kMaxPerUid);
 }
 
+TEST(DescriptorBudgetTest, ClaimsOfUsersLeaveDescriptorsForConnections) {
+  for (const size_t limit : {64, 1024, 65536}) {
+    const DescriptorBudget budget = DescriptorBudget::Of(limit, 0);
+    EXPECT_LE(4 * budget.own_claims, limit / 8) << limit;
+    const size_t shared =
+        4 * budget.connections + 2 * budget.descriptor_connections + budget.counted_connections + 4 * budget.own_claims;
+    EXPECT_LE(shared, limit - limit / 8) << limit << ": the rest is for accepting";
+  }
+  EXPECT_EQ(DescriptorBudget::Of(1024, 0).own_claims, 16u);
+}
+
 TEST(DescriptorBudgetTest, UsersTogetherLeavePlacesForANewcomer) {
   const DescriptorBudget budget = DescriptorBudget::Of(1024, 0);
   for (const auto& [users, left_to_one] : {std::pair<size_t, size_t>(2, 18), {4, 8}, {8, 1}, {10, 1}}) {
