@@ -19,7 +19,7 @@ using Lock = std::lock_guard<std::mutex>;
 
 // Of the device of the thread's context. `low`: at an address of 32 bits.
 static CUresult Allocate(const char* function, CUdeviceptr* address, size_t bytes, Kind kind, bool low = false) {
-  *address = 0;
+  ZeroBeforeInit(address);
   return UnsafeCall(function, [&](Driver& driver) {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     const std::optional<Hold> hold =
@@ -39,18 +39,20 @@ CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
 
 CUresult cuMemAlloc(Address32* address, unsigned int bytes) {
   CUdeviceptr memory = 0;
+  ZeroBeforeInit(address);
   const CUresult error = Allocate("cuMemAlloc", &memory, bytes, Kind::kAllocated, /*low=*/true);
-  *address = static_cast<Address32>(memory);
+  if (error == CUDA_SUCCESS) *address = static_cast<Address32>(memory);
   return error;
 }
 
 static CUresult AllocatePitch(CUdeviceptr* address, size_t* pitch, size_t width, size_t height, unsigned int element,
                               bool low) {
+  ZeroBeforeInit(pitch);
   constexpr size_t kPitch = 512;
   if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
   const size_t row = RoundUp(width, kPitch);
   const CUresult error = Allocate("cuMemAllocPitch", address, row * height, Kind::kAllocated, low);
-  *pitch = error == CUDA_SUCCESS ? row : 0;
+  if (error == CUDA_SUCCESS) *pitch = row;
   return error;
 }
 
@@ -62,10 +64,12 @@ CUresult cuMemAllocPitch(Address32* address, unsigned int* pitch, unsigned int w
                          unsigned int element) {
   CUdeviceptr memory = 0;
   size_t row = 0;
+  ZeroBeforeInit(address, pitch);
   const CUresult error = AllocatePitch(&memory, &row, width, height, element, /*low=*/true);
+  if (error != CUDA_SUCCESS) return error;
   *address = static_cast<Address32>(memory);
   *pitch = static_cast<unsigned int>(row);
-  return error;
+  return CUDA_SUCCESS;
 }
 
 // Takes device memory at once, and keeps it.
@@ -102,7 +106,7 @@ CUresult cuMemFree(Address32 address) {
 }
 
 CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned int /*flags*/) {
-  *address = nullptr;
+  ZeroBeforeInit(address);
   return UnsafeCall("cuMemHostAlloc", [&](Driver& driver) {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -134,8 +138,6 @@ static std::optional<std::pair<char*, uint64_t>> AllocationAt(Driver& driver, co
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
-  if (base != nullptr) *base = 0;
-  if (bytes != nullptr) *bytes = 0;
   return ContextCall("cuMemGetAddressRange", [&](Driver& driver) {
     const Lock lock(driver.mu());
     const std::optional<std::pair<char*, uint64_t>> found = AllocationAt(driver, PointerTo(address));

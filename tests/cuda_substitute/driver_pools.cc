@@ -401,7 +401,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr* address, size_t bytes, CUstream stream) {
-  *address = 0;
+  ZeroBeforeInit(address);
   return ContextCall("cuMemAllocAsync", [&](Driver& driver) {
     const Lock lock(driver.mu());
     StreamState* const state = driver.Stream(stream);
@@ -413,7 +413,7 @@ CUresult cuMemAllocAsync(CUdeviceptr* address, size_t bytes, CUstream stream) {
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t bytes, CUmemoryPool pool, CUstream stream) {
-  *address = 0;
+  ZeroBeforeInit(address);
   return ContextCall("cuMemAllocFromPoolAsync", [&](Driver& driver) {
     const Lock lock(driver.mu());
     StreamState* const state = driver.Stream(stream);

@@ -495,6 +495,12 @@ class Driver {
   std::set<EventState*> events_;
 };
 
+// Allocating functions write zeros when they are called before cuInit().
+template <typename... Results>
+void ZeroBeforeInit(Results*... results) {
+  if (!Driver::Get().initialized()) ((*results = Results{}), ...);
+}
+
 // Every function goes through here: who may call, and what is to fail.
 template <typename Body>
 CUresult Call(const char* function, const Body& body) {
