@@ -177,33 +177,37 @@ static int made(struct charge* charge, int error, cu_array array, const cu_array
   return charge_refuse(charge->what, bytes, "it takes more than its size says, and that much is not left");
 }
 
-int cuArray3DCreate_v2(cu_array* array, const cu_array3d_descriptor* descriptor) {
-  REAL(cuArray3DCreate_v2);
-  struct charge charge;
-  int error = begin(&charge, "cuArray3DCreate", descriptor, 1);
-  if (error != CU_OK) return error;
-  do {
-    error = driver->cuArray3DCreate_v2(array, descriptor);
-  } while (charge_again(&charge, error));
-  return made(&charge, error, error == CU_OK ? *array : NULL, descriptor, driver->cuArrayGetMemoryRequirements,
-              driver->cuArrayDestroy);
+/* Is a hook's body: makes an array that is not mipmapped. The driver's functions differ in their descriptors. */
+#define CREATE(function, what, with_depth, with_flags)                                                     \
+  REAL(function);                                                                                          \
+  struct charge charge;                                                                                    \
+  cu_array3d_descriptor wide = {0};                                                                        \
+  if (descriptor != NULL) {                                                                                \
+    wide = (cu_array3d_descriptor){descriptor->width,  descriptor->height,   with_depth,                   \
+                                   descriptor->format, descriptor->channels, with_flags};                  \
+  }                                                                                                        \
+  int error = begin(&charge, what, &wide, 1);                                                              \
+  if (error != CU_OK) return error;                                                                        \
+  do {                                                                                                     \
+    error = driver->function(array, descriptor);                                                           \
+  } while (charge_again(&charge, error));                                                                  \
+  return made(&charge, error, error == CU_OK ? *array : NULL, &wide, driver->cuArrayGetMemoryRequirements, \
+              driver->cuArrayDestroy)
+
+int cuArrayCreate(cu_array* array, const cu_array_descriptor32* descriptor) {
+  CREATE(cuArrayCreate, "cuArrayCreate", 0, 0);
 }
 
 int cuArrayCreate_v2(cu_array* array, const cu_array_descriptor* descriptor) {
-  REAL(cuArrayCreate_v2);
-  struct charge charge;
-  cu_array3d_descriptor flat = {0};
-  if (descriptor != NULL) {
-    flat =
-        (cu_array3d_descriptor){descriptor->width, descriptor->height, 0, descriptor->format, descriptor->channels, 0};
-  }
-  int error = begin(&charge, "cuArrayCreate", &flat, 1);
-  if (error != CU_OK) return error;
-  do {
-    error = driver->cuArrayCreate_v2(array, descriptor);
-  } while (charge_again(&charge, error));
-  return made(&charge, error, error == CU_OK ? *array : NULL, &flat, driver->cuArrayGetMemoryRequirements,
-              driver->cuArrayDestroy);
+  CREATE(cuArrayCreate_v2, "cuArrayCreate", 0, 0);
+}
+
+int cuArray3DCreate(cu_array* array, const cu_array3d_descriptor32* descriptor) {
+  CREATE(cuArray3DCreate, "cuArray3DCreate", descriptor->depth, descriptor->flags);
+}
+
+int cuArray3DCreate_v2(cu_array* array, const cu_array3d_descriptor* descriptor) {
+  CREATE(cuArray3DCreate_v2, "cuArray3DCreate", descriptor->depth, descriptor->flags);
 }
 
 int cuArrayDestroy(cu_array array) {

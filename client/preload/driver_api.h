@@ -36,6 +36,18 @@ typedef struct {
 } cu_array_descriptor;
 
 typedef struct {
+  unsigned int width, height;
+  int format;
+  unsigned int channels;
+} cu_array_descriptor32; /* of the functions without _v2 */
+
+typedef struct {
+  unsigned int width, height, depth;
+  int format;
+  unsigned int channels, flags;
+} cu_array3d_descriptor32;
+
+typedef struct {
   size_t width, height, depth;
   int format;
   unsigned int channels, flags;
@@ -47,12 +59,14 @@ typedef struct {
 } cu_array_requirements;
 
 typedef struct {
+  unsigned char device, domain;
+} cu_domain;
+
+typedef struct {
   int type;
   union {
-    int id; /* of the device, or of the host's NUMA node */
-    struct {
-      unsigned char device, domain;
-    } local; /* of CU_LOCATION_DOMAIN */
+    int id;          /* of the device, or of the host's NUMA node */
+    cu_domain local; /* of CU_LOCATION_DOMAIN */
   };
 } cu_location;
 
@@ -108,6 +122,8 @@ enum {
   X(cuMemFree, (cu_address32 address))                                                                              \
   X(cuMemFree_v2, (cu_address address))                                                                             \
   /* arrays.c */                                                                                                    \
+  X(cuArrayCreate, (cu_array * array, const cu_array_descriptor32* descriptor))                                     \
+  X(cuArray3DCreate, (cu_array * array, const cu_array3d_descriptor32* descriptor))                                 \
   X(cuArrayCreate_v2, (cu_array * array, const cu_array_descriptor* descriptor))                                    \
   X(cuArray3DCreate_v2, (cu_array * array, const cu_array3d_descriptor* descriptor))                                \
   X(cuArrayDestroy, (cu_array array))                                                                               \

@@ -111,7 +111,7 @@ static int account_of_pool(cu_pool pool, cu_stream stream, struct account** acco
   if (known != NULL) *account = known->owner;
   unlock(&places);
   if (known != NULL || pool == NULL) return CU_OK;
-  /* It was neither made here nor asked for by its location: a device's own. */
+  /* The pool was neither made here nor asked for by its location: it is a device's own. */
   cu_device device = device_of(stream);
   for (cu_device each = 0; each < LEDGER_DEVICES && driver->cuDeviceGetDefaultMemPool != NULL; each++) {
     cu_pool of_device;

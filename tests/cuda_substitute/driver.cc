@@ -166,11 +166,20 @@ CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
   });
 }
 
+// Zero beside an error.
 CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
+  *bytes = 0;
   return DeviceCall("cuDeviceTotalMem", device, [&](Driver& driver) {
     *bytes = driver.machine()->options().device_bytes;
     return CUDA_SUCCESS;
   });
+}
+
+CUresult cuDeviceTotalMem(unsigned int* bytes, CUdevice device) {
+  size_t all = 0;
+  const CUresult error = cuDeviceTotalMem_v2(&all, device);
+  *bytes = In32Bits(all);
+  return error;
 }
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {

@@ -16,6 +16,30 @@
 // cuda.h gives these names to newer functions. The driver exports both.
 #undef cuGetProcAddress
 #undef cuDeviceGetUuid
+#undef cuDeviceTotalMem
+#undef cuDevicePrimaryCtxRelease
+#undef cuDevicePrimaryCtxReset
+#undef cuCtxCreate
+#undef cuCtxDestroy
+#undef cuMemGetInfo
+#undef cuMemAlloc
+#undef cuMemAllocPitch
+#undef cuMemFree
+#undef cuArrayCreate
+#undef cuArray3DCreate
+
+// Sizes and addresses of the first versions of functions have 32 bits.
+typedef unsigned int Address32;
+struct ArrayDescriptor32 {
+  unsigned int Width, Height;
+  CUarray_format Format;
+  unsigned int NumChannels;
+};
+struct Array3dDescriptor32 {
+  unsigned int Width, Height, Depth;
+  CUarray_format Format;
+  unsigned int NumChannels, Flags;
+};
 
 // What applications call besides.
 #define VRAMBROKER_CUDA_APPLICATION_FUNCTIONS(F)                                                                       \
@@ -26,6 +50,9 @@
   F(cuDeviceGetUuid, (CUuuid * uuid, CUdevice device))                                                                 \
   F(cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                                                   \
   F(cuCtxCreate_v2, (CUcontext * context, unsigned int flags, CUdevice device))                                        \
+  F(cuCtxCreate_v3,                                                                                                    \
+    (CUcontext * context, CUexecAffinityParam * affinity, int count, unsigned int flags, CUdevice device))             \
+  F(cuCtxCreate_v4, (CUcontext * context, CUctxCreateParams * parameters, unsigned int flags, CUdevice device))        \
   F(cuCtxDestroy_v2, (CUcontext context))                                                                              \
   F(cuCtxGetCurrent, (CUcontext * context))                                                                            \
   F(cuCtxGetDevice_v2, (CUdevice * device, CUcontext context))                                                         \
@@ -92,6 +119,21 @@
   F(cuStreamEndCapture, (CUstream stream, CUgraph * graph))                                                            \
   F(cuGraphDestroy, (CUgraph graph))
 
+// First versions, which programs for newer CUDA do not call.
+#define VRAMBROKER_CUDA_FIRST_FUNCTIONS(F)                                                                     \
+  F(cuDeviceTotalMem, (unsigned int* bytes, CUdevice device))                                                  \
+  F(cuDevicePrimaryCtxRelease, (CUdevice device))                                                              \
+  F(cuDevicePrimaryCtxReset, (CUdevice device))                                                                \
+  F(cuCtxCreate, (CUcontext * context, unsigned int flags, CUdevice device))                                   \
+  F(cuCtxDestroy, (CUcontext context))                                                                         \
+  F(cuMemGetInfo, (unsigned int* free_bytes, unsigned int* total_bytes))                                       \
+  F(cuMemAlloc, (Address32 * address, unsigned int bytes))                                                     \
+  F(cuMemAllocPitch,                                                                                           \
+    (Address32 * address, unsigned int* pitch, unsigned int width, unsigned int height, unsigned int element)) \
+  F(cuMemFree, (Address32 address))                                                                            \
+  F(cuArrayCreate, (CUarray * array, const ArrayDescriptor32* descriptor))                                     \
+  F(cuArray3DCreate, (CUarray * array, const Array3dDescriptor32* descriptor))
+
 // With the thread's own stream as the default stream: F(name without the suffix, suffix, parameters, arguments).
 #define VRAMBROKER_CUDA_PER_THREAD_FUNCTIONS(F)                                                                 \
   F(cuMemcpyHtoD_v2, _ptds, (CUdeviceptr to, const void* from, size_t bytes), (to, from, bytes))                \
@@ -117,6 +159,7 @@ extern "C" {
 #define VRAMBROKER_DECLARE_PER_THREAD(name, suffix, parameters, arguments) VRAMBROKER_DECLARE(name##suffix, parameters)
 VRAMBROKER_CUDA_DRIVER_FUNCTIONS(VRAMBROKER_DECLARE)
 VRAMBROKER_CUDA_APPLICATION_FUNCTIONS(VRAMBROKER_DECLARE)
+VRAMBROKER_CUDA_FIRST_FUNCTIONS(VRAMBROKER_DECLARE)
 VRAMBROKER_CUDA_PER_THREAD_FUNCTIONS(VRAMBROKER_DECLARE_PER_THREAD)
 #undef VRAMBROKER_DECLARE_PER_THREAD
 #undef VRAMBROKER_DECLARE

@@ -141,6 +141,24 @@ CUresult cuArrayCreate_v2(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* descripto
                 1, /*mipmapped=*/false);
 }
 
+CUresult cuArrayCreate(CUarray* array, const ArrayDescriptor32* descriptor) {
+  const CUDA_ARRAY_DESCRIPTOR same{.Width = descriptor->Width,
+                                   .Height = descriptor->Height,
+                                   .Format = descriptor->Format,
+                                   .NumChannels = descriptor->NumChannels};
+  return cuArrayCreate_v2(array, &same);
+}
+
+CUresult cuArray3DCreate(CUarray* array, const Array3dDescriptor32* descriptor) {
+  const CUDA_ARRAY3D_DESCRIPTOR same{.Width = descriptor->Width,
+                                     .Height = descriptor->Height,
+                                     .Depth = descriptor->Depth,
+                                     .Format = descriptor->Format,
+                                     .NumChannels = descriptor->NumChannels,
+                                     .Flags = descriptor->Flags};
+  return cuArray3DCreate_v2(array, &same);
+}
+
 CUresult cuArray3DCreate_v2(CUarray* array, const CUDA_ARRAY3D_DESCRIPTOR* descriptor) {
   return Create("cuArray3DCreate", array, *descriptor, 1, /*mipmapped=*/false);
 }

@@ -44,6 +44,10 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   });
 }
 
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+  return cuDevicePrimaryCtxRelease_v2(device);
+}
+
 // It stays retained.
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
   return DeviceCall("cuDevicePrimaryCtxReset", device, [&](Driver& driver) {
@@ -51,6 +55,10 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     if (driver.has_context(device)) driver.EndContext(device);
     return CUDA_SUCCESS;
   });
+}
+
+CUresult cuDevicePrimaryCtxReset(CUdevice device) {
+  return cuDevicePrimaryCtxReset_v2(device);
 }
 
 CUresult cuCtxCreate_v2(CUcontext* context, unsigned int /*flags*/, CUdevice device) {
@@ -66,6 +74,20 @@ CUresult cuCtxCreate_v2(CUcontext* context, unsigned int /*flags*/, CUdevice dev
   });
 }
 
+CUresult cuCtxCreate(CUcontext* context, unsigned int flags, CUdevice device) {
+  return cuCtxCreate_v2(context, flags, device);
+}
+
+// Contexts for a part of the device are like others.
+CUresult cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* /*affinity*/, int /*count*/, unsigned int flags,
+                        CUdevice device) {
+  return cuCtxCreate_v2(context, flags, device);
+}
+
+CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* /*parameters*/, unsigned int flags, CUdevice device) {
+  return cuCtxCreate_v2(context, flags, device);
+}
+
 CUresult cuCtxDestroy_v2(CUcontext context) {
   return Call("cuCtxDestroy", [&](Driver& driver) {
     const int number = NumberOf(context);
@@ -76,6 +98,10 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
     if (!stack.empty() && stack.back() == number) stack.pop_back();
     return CUDA_SUCCESS;
   });
+}
+
+CUresult cuCtxDestroy(CUcontext context) {
+  return cuCtxDestroy_v2(context);
 }
 
 // REQUIRES: cuDevicePrimaryCtxRetain() or cuCtxCreate() gave the context.
@@ -89,6 +115,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext context) {
 
 // Of the thread alone: no fault of a device prevents it.
 CUresult cuCtxPopCurrent_v2(CUcontext* context) {
+  if (!Driver::Get().initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   if (Thread().contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   if (context != nullptr) *context = ContextOf(CurrentContext());
   Thread().contexts.pop_back();

@@ -17,15 +17,18 @@
 using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
 using Lock = std::lock_guard<std::mutex>;
 
-// Of the device of the thread's context.
-static CUresult Allocate(const char* function, CUdeviceptr* address, size_t bytes, Kind kind) {
+// Of the device of the thread's context. `low`: at an address of 32 bits.
+static CUresult Allocate(const char* function, CUdeviceptr* address, size_t bytes, Kind kind, bool low = false) {
+  ZeroBeforeInit(address);
   return UnsafeCall(function, [&](Driver& driver) {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     const std::optional<Hold> hold =
         driver.machine()->Allocate(driver.Physical(CurrentDevice()), RoundUp(bytes, kGranule));
     if (!hold.has_value()) return CUDA_ERROR_OUT_OF_MEMORY;
     const Lock lock(driver.mu());
-    *address = AddressOf(driver.Map(*hold, kind, CurrentContext()));
+    char* const pointer = low ? driver.ReserveLow(hold->bytes) : driver.Reserve(hold->bytes);
+    driver.MapAt(pointer, *hold, kind, CurrentContext());
+    *address = AddressOf(pointer);
     return CUDA_SUCCESS;
   });
 }
@@ -34,13 +37,39 @@ CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
   return Allocate("cuMemAlloc", address, bytes, Kind::kAllocated);
 }
 
-CUresult cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width, size_t height, unsigned int element) {
+CUresult cuMemAlloc(Address32* address, unsigned int bytes) {
+  CUdeviceptr memory = 0;
+  ZeroBeforeInit(address);
+  const CUresult error = Allocate("cuMemAlloc", &memory, bytes, Kind::kAllocated, /*low=*/true);
+  if (error == CUDA_SUCCESS) *address = static_cast<Address32>(memory);
+  return error;
+}
+
+static CUresult AllocatePitch(CUdeviceptr* address, size_t* pitch, size_t width, size_t height, unsigned int element,
+                              bool low) {
+  ZeroBeforeInit(pitch);
   constexpr size_t kPitch = 512;
   if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
   const size_t row = RoundUp(width, kPitch);
-  const CUresult error = Allocate("cuMemAllocPitch", address, row * height, Kind::kAllocated);
+  const CUresult error = Allocate("cuMemAllocPitch", address, row * height, Kind::kAllocated, low);
   if (error == CUDA_SUCCESS) *pitch = row;
   return error;
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width, size_t height, unsigned int element) {
+  return AllocatePitch(address, pitch, width, height, element, /*low=*/false);
+}
+
+CUresult cuMemAllocPitch(Address32* address, unsigned int* pitch, unsigned int width, unsigned int height,
+                         unsigned int element) {
+  CUdeviceptr memory = 0;
+  size_t row = 0;
+  ZeroBeforeInit(address, pitch);
+  const CUresult error = AllocatePitch(&memory, &row, width, height, element, /*low=*/true);
+  if (error != CUDA_SUCCESS) return error;
+  *address = static_cast<Address32>(memory);
+  *pitch = static_cast<unsigned int>(row);
+  return CUDA_SUCCESS;
 }
 
 // Takes device memory at once, and keeps it.
@@ -72,7 +101,12 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
   });
 }
 
+CUresult cuMemFree(Address32 address) {
+  return cuMemFree_v2(address);
+}
+
 CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned int /*flags*/) {
+  ZeroBeforeInit(address);
   return UnsafeCall("cuMemHostAlloc", [&](Driver& driver) {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
     void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -165,12 +199,24 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
   });
 }
 
+// Zeros beside an error.
 CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
+  *free_bytes = 0;
+  *total_bytes = 0;
   return ContextCall("cuMemGetInfo", [&](Driver& driver) {
     *total_bytes = driver.machine()->options().device_bytes;
     *free_bytes = *total_bytes - driver.machine()->UsedBytes(driver.Physical(CurrentDevice()));
     return CUDA_SUCCESS;
   });
+}
+
+CUresult cuMemGetInfo(unsigned int* free_bytes, unsigned int* total_bytes) {
+  size_t left = 0;
+  size_t total = 0;
+  const CUresult error = cuMemGetInfo_v2(&left, &total);
+  *free_bytes = In32Bits(left);
+  *total_bytes = In32Bits(total);
+  return error;
 }
 
 // Waits for the default stream, as both directions do. Nothing when [address, address + bytes) is no device memory.

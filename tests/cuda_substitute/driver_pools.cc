@@ -34,7 +34,7 @@ struct Block {
   std::map<uint64_t, PoolRange> ranges;  // by where they begin: used, or freed and not yet free
 };
 
-// Whose default pool a pool may be: its location's type and id, and the type of its memory.
+// Says whose default pool a pool may be: its location's type and id, and the type of its memory.
 using PoolKey = std::tuple<int, int, int>;
 
 struct Pool {
@@ -93,8 +93,8 @@ PoolKey KeyOf(const CUmemLocation& location, CUmemAllocationType type) {
   return {location.type, has_id ? location.id : 0, type};
 }
 
-// Where a pool of such memory has it; nothing for what there is none of. Managed memory without a preferred location is
-// the thread's device's.
+// Finds the place of a pool of such memory; nothing for what there is none of. Managed memory without a preferred
+// location is the thread's device's.
 std::optional<int> PlaceOfPool(const Driver& driver, const CUmemLocation& location, CUmemAllocationType type) {
   const bool is_managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
   if (!is_managed && type != CU_MEM_ALLOCATION_TYPE_PINNED) return std::nullopt;
@@ -401,6 +401,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr* address, size_t bytes, CUstream stream) {
+  ZeroBeforeInit(address);
   return ContextCall("cuMemAllocAsync", [&](Driver& driver) {
     const Lock lock(driver.mu());
     StreamState* const state = driver.Stream(stream);
@@ -412,6 +413,7 @@ CUresult cuMemAllocAsync(CUdeviceptr* address, size_t bytes, CUstream stream) {
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, size_t bytes, CUmemoryPool pool, CUstream stream) {
+  ZeroBeforeInit(address);
   return ContextCall("cuMemAllocFromPoolAsync", [&](Driver& driver) {
     const Lock lock(driver.mu());
     StreamState* const state = driver.Stream(stream);

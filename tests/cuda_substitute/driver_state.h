@@ -154,6 +154,11 @@ inline const volatile char* PageNotInherited() {
   return static_cast<char*>(page);
 }
 
+// The most of `bytes` that 32 bits can say.
+inline unsigned int In32Bits(size_t bytes) {
+  return static_cast<unsigned int>(std::min<size_t>(bytes, UINT32_MAX));
+}
+
 inline uint64_t RoundUp(uint64_t bytes, uint64_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
@@ -238,6 +243,17 @@ class Driver {
     if (before > 0) munmap(all, before);
     if (before < alignment) munmap(all + before + bytes, alignment - before);
     return all + before;
+  }
+  // The same at addresses of 32 bits.
+  static char* ReserveLow(size_t bytes) {
+    for (uintptr_t at = uintptr_t{256} << 20; at + bytes < uintptr_t{2047} << 20; at += kGranule) {
+      void* const wanted = reinterpret_cast<void*>(at);
+      void* const got =
+          mmap(wanted, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+      if (got == wanted) return static_cast<char*>(got);
+      if (got != MAP_FAILED) munmap(got, bytes);
+    }
+    std::abort();
   }
   char* Map(const Hold& hold, Kind kind, int context) {
     char* const address = Reserve(hold.bytes);
@@ -479,6 +495,12 @@ class Driver {
   std::set<EventState*> events_;
 };
 
+// Allocating functions write zeros when they are called before cuInit().
+template <typename... Results>
+void ZeroBeforeInit(Results*... results) {
+  if (!Driver::Get().initialized()) ((*results = Results{}), ...);
+}
+
 // Every function goes through here: who may call, and what is to fail.
 template <typename Body>
 CUresult Call(const char* function, const Body& body) {
@@ -500,7 +522,7 @@ inline int PreferredDevice() {
   return Thread().contexts.empty() ? 0 : CurrentDevice();
 }
 
-// Where memory at `location` is: a physical device, or kHost; nothing for a location that does not exist.
+// Finds where memory at `location` is: a physical device, or kHost; nothing for a location that does not exist.
 inline std::optional<int> PlaceOf(const Driver& driver, const CUmemLocation& location) {
   const auto device = [&driver](int ordinal) {
     return driver.IsDevice(ordinal) ? std::optional(driver.Physical(ordinal)) : std::nullopt;

@@ -11,8 +11,7 @@
 #include <cudaTypedefs.h>
 #endif
 
-// F(base name, CUDA version that brought it, function). Of the first versions of a function, whose sizes have 32 bits,
-// there is none.
+// F(base name, CUDA version that brought it, function).
 #define VRAMBROKER_CUDA_SYMBOLS(F)                                                       \
   F(cuInit, 2000, cuInit)                                                                \
   F(cuDriverGetVersion, 2020, cuDriverGetVersion)                                        \
@@ -33,6 +32,8 @@
   F(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2)                          \
   F(cuDevicePrimaryCtxRelease, 11000, cuDevicePrimaryCtxRelease_v2)                      \
   F(cuCtxCreate, 3020, cuCtxCreate_v2)                                                   \
+  F(cuCtxCreate, 11040, cuCtxCreate_v3)                                                  \
+  F(cuCtxCreate, 12050, cuCtxCreate_v4)                                                  \
   F(cuCtxDestroy, 4000, cuCtxDestroy_v2)                                                 \
   F(cuCtxGetCurrent, 4000, cuCtxGetCurrent)                                              \
   F(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2)                                         \
@@ -113,6 +114,20 @@
   F(cuEventRecord, 2000, cuEventRecord)                                                  \
   F(cuEventSynchronize, 2000, cuEventSynchronize)
 
+// The same for first versions. cudaTypedefs.h does not name them.
+#define VRAMBROKER_CUDA_FIRST_SYMBOLS(F)                        \
+  F(cuDeviceTotalMem, 2000, cuDeviceTotalMem)                   \
+  F(cuDevicePrimaryCtxReset, 7000, cuDevicePrimaryCtxReset)     \
+  F(cuDevicePrimaryCtxRelease, 7000, cuDevicePrimaryCtxRelease) \
+  F(cuCtxCreate, 2000, cuCtxCreate)                             \
+  F(cuCtxDestroy, 2000, cuCtxDestroy)                           \
+  F(cuMemGetInfo, 2000, cuMemGetInfo)                           \
+  F(cuMemAlloc, 2000, cuMemAlloc)                               \
+  F(cuMemAllocPitch, 2000, cuMemAllocPitch)                     \
+  F(cuMemFree, 2000, cuMemFree)                                 \
+  F(cuArrayCreate, 2000, cuArrayCreate)                         \
+  F(cuArray3DCreate, 2000, cuArray3DCreate)
+
 // F(base name, version, function without the suffix, suffix).
 #define VRAMBROKER_CUDA_PER_THREAD_SYMBOLS(F)                       \
   F(cuMemcpyHtoD, 7000, cuMemcpyHtoD_v2, _ptds)                     \
@@ -155,41 +170,43 @@ const std::vector<Symbol>& Symbols() {
 #define VRAMBROKER_ENTRY(base, version, function) {#base, version, false, reinterpret_cast<void*>(&::function)},
 #define VRAMBROKER_ENTRY_PER_THREAD(base, version, function, suffix) \
   {#base, version, true, reinterpret_cast<void*>(&::function##suffix)},
-  static const auto* const symbols = new std::vector<Symbol>{
-      VRAMBROKER_CUDA_SYMBOLS(VRAMBROKER_ENTRY) VRAMBROKER_CUDA_PER_THREAD_SYMBOLS(VRAMBROKER_ENTRY_PER_THREAD)};
+  static const auto* const symbols =
+      new std::vector<Symbol>{VRAMBROKER_CUDA_SYMBOLS(VRAMBROKER_ENTRY) VRAMBROKER_CUDA_FIRST_SYMBOLS(VRAMBROKER_ENTRY)
+                                  VRAMBROKER_CUDA_PER_THREAD_SYMBOLS(VRAMBROKER_ENTRY_PER_THREAD)};
 #undef VRAMBROKER_ENTRY_PER_THREAD
 #undef VRAMBROKER_ENTRY
   return *symbols;
 }
 
-// The newest function that is not newer than `version`; null, and why, when there is none.
+// The newest function that is not newer than `version`, or of all if that is negative; null, and why, when there is
+// none. Where some use the thread's own stream, `per_thread` looks at these alone.
 void* Find(const char* name, int version, bool per_thread, CUdriverProcAddressQueryResult& status) {
-  const Symbol* found = nullptr;
   const int newest = Driver::Get().version();
-  status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+  std::vector<const Symbol*> all;
+  std::vector<const Symbol*> of_thread;
   for (const Symbol& symbol : Symbols()) {
-    if (std::strcmp(symbol.base, name) != 0 || symbol.version > newest || (symbol.per_thread && !per_thread)) continue;
-    if (found == nullptr) status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
-    if (symbol.version > version) continue;
-    if (found == nullptr || symbol.per_thread > found->per_thread ||
-        (symbol.per_thread == found->per_thread && symbol.version > found->version)) {
-      found = &symbol;
-    }
-    status = CU_GET_PROC_ADDRESS_SUCCESS;
+    if (std::strcmp(symbol.base, name) != 0 || symbol.version > newest) continue;
+    (symbol.per_thread ? of_thread : all).push_back(&symbol);
   }
+  if (per_thread && !of_thread.empty()) all = of_thread;
+  const Symbol* found = nullptr;
+  for (const Symbol* const symbol : all) {
+    if (version >= 0 && symbol->version > version) continue;
+    if (found == nullptr || symbol->version > found->version) found = symbol;
+  }
+  status = all.empty()        ? CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
+           : found == nullptr ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+                              : CU_GET_PROC_ADDRESS_SUCCESS;
   return found == nullptr ? nullptr : found->function;
 }
 
 // Of both forms. Also before cuInit().
-CUresult GetProcAddress(const char* name, void** function, int version, cuuint64_t flags,
+CUresult GetProcAddress(const char* name, void*& function, int version, cuuint64_t flags,
                         CUdriverProcAddressQueryResult& status) {
   constexpr cuuint64_t kBoth = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
-  if (name == nullptr || function == nullptr || (flags & ~kBoth) != 0 || flags == kBoth) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  if (name == nullptr || (flags & ~kBoth) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = Driver::Get().faults().Count("cuGetProcAddress"); error != CUDA_SUCCESS) return error;
-  if (version > Driver::Get().version()) return CUDA_ERROR_INVALID_VALUE;
-  *function = Find(name, version, (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, status);
+  function = Find(name, version, (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, status);
   return CUDA_SUCCESS;
 }
 
@@ -202,25 +219,30 @@ CUstream PerThread(CUstream stream) {
 
 using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
 
-// The form of CUDA 11: it returns an error when it finds no function.
+// The form of CUDA 11: when it finds no function it returns an error, and leaves the pointer alone.
 CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuuint64_t flags) {
   CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
-  const CUresult error = GetProcAddress(symbol, function, version, flags, status);
-  return error == CUDA_SUCCESS && *function == nullptr ? CUDA_ERROR_NOT_FOUND : error;
+  void* found = nullptr;
+  if (const CUresult error = GetProcAddress(symbol, found, version, flags, status); error != CUDA_SUCCESS) return error;
+  if (found == nullptr) return CUDA_ERROR_NOT_FOUND;
+  *function = found;
+  return CUDA_SUCCESS;
 }
 
 CUresult cuGetProcAddress_v2(const char* symbol, void** function, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult* status) {
-  CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SUCCESS;
-  const CUresult error = GetProcAddress(symbol, function, version, flags, found);
-  if (error == CUDA_SUCCESS && status != nullptr) *status = found;
-  return error;
+  CUdriverProcAddressQueryResult why = CU_GET_PROC_ADDRESS_SUCCESS;
+  void* found = nullptr;
+  if (const CUresult error = GetProcAddress(symbol, found, version, flags, why); error != CUDA_SUCCESS) return error;
+  *function = found;
+  if (status != nullptr) *status = why;
+  return CUDA_SUCCESS;
 }
 
 // Tables of functions that NVIDIA does not document: there are none here.
 CUresult cuGetExportTable(const void** table, const CUuuid* /*id*/) {
   *table = nullptr;
-  return CUDA_ERROR_NOT_FOUND;
+  return CUDA_ERROR_INVALID_VALUE;
 }
 
 #define VRAMBROKER_DEFINE(name, suffix, parameters, arguments) \

@@ -46,6 +46,8 @@ CHECK(cuMemAllocPitch_v2, PFN_cuMemAllocPitch_v3020);
 CHECK(cuMemAllocManaged, PFN_cuMemAllocManaged_v6000);
 CHECK(cuMemFree, PFN_cuMemFree_v2000);
 CHECK(cuMemFree_v2, PFN_cuMemFree_v3020);
+CHECK(cuArrayCreate, PFN_cuArrayCreate_v2000);
+CHECK(cuArray3DCreate, PFN_cuArray3DCreate_v2000);
 CHECK(cuArrayCreate_v2, PFN_cuArrayCreate_v3020);
 CHECK(cuArray3DCreate_v2, PFN_cuArray3DCreate_v3020);
 CHECK(cuArrayDestroy, PFN_cuArrayDestroy_v2000);
@@ -120,6 +122,8 @@ CHECK(cuCtxSynchronize_v2, PFN_cuCtxSynchronize_v13000);
 
 static_assert(sizeof(ours::cu_array_descriptor) == sizeof(CUDA_ARRAY_DESCRIPTOR));
 static_assert(offsetof(ours::cu_array_descriptor, channels) == offsetof(CUDA_ARRAY_DESCRIPTOR, NumChannels));
+static_assert(sizeof(ours::cu_array_descriptor32) == sizeof(CUDA_ARRAY_DESCRIPTOR_v1));
+static_assert(sizeof(ours::cu_array3d_descriptor32) == sizeof(CUDA_ARRAY3D_DESCRIPTOR_v1));
 static_assert(sizeof(ours::cu_array3d_descriptor) == sizeof(CUDA_ARRAY3D_DESCRIPTOR));
 static_assert(offsetof(ours::cu_array3d_descriptor, flags) == offsetof(CUDA_ARRAY3D_DESCRIPTOR, Flags));
 static_assert(sizeof(ours::cu_array_requirements) == sizeof(CUDA_ARRAY_MEMORY_REQUIREMENTS));

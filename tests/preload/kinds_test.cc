@@ -48,13 +48,13 @@ TEST_P(PreloadKind, IsHeldToTheLimitAndGivenBack) {
   EXPECT_THAT(program.ErrorText(), HasSubstr("refused: "));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PreloadKind,
-                         ::testing::Combine(::testing::Values("linked", "dlsym", "default", "dlmopen", "proc", "proc2"),
-                                            ::testing::Values("plain", "managed", "pitch", "array", "array3d",
-                                                              "mipmapped", "handle", "mapped", "async", "pool")),
-                         [](const auto& each) {
-                           return absl::StrCat(std::get<0>(each.param), "_", std::get<1>(each.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, PreloadKind,
+    ::testing::Combine(::testing::Values("linked", "dlsym", "default", "dlmopen", "proc", "proc2", "proc2_newer",
+                                         "proc2_newest", "proc2_both"),
+                       ::testing::Values("plain", "managed", "pitch", "array", "array3d", "mipmapped", "handle",
+                                         "mapped", "async", "pool", "plain32", "pitch32", "array32", "array3d32")),
+    [](const auto& each) { return absl::StrCat(std::get<0>(each.param), "_", std::get<1>(each.param)); });
 
 class PreloadKinds : public PreloadTest {
  protected:

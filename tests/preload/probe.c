@@ -41,23 +41,54 @@ static void set(size_t slot, void* function) {
   memcpy((char*)&driver + slot, &function, sizeof function);
 }
 
-static void* proc_address(void* library, int is_second, const char* base, int version) {
+static void* proc_address(void* library, int is_second, const char* base, int version, unsigned long long flags) {
   void* function = NULL;
   if (is_second) {
     int (*get)(const char*, void**, int, unsigned long long, int*) = dlsym(library, "cuGetProcAddress_v2");
     int status = -1;
-    if (get == NULL || get(base, &function, version, 0, &status) != 0) return NULL;
+    if (get == NULL || get(base, &function, version, flags, &status) != 0) return NULL;
     return function;
   }
   int (*get)(const char*, void**, int, unsigned long long) = dlsym(library, "cuGetProcAddress");
-  return get == NULL || get(base, &function, version, 0) != 0 ? NULL : function;
+  return get == NULL || get(base, &function, version, flags) != 0 ? NULL : function;
+}
+
+/* What programs for newer CUDA than the driver's ask for; "proc_newer", "proc_newest", "proc_both" and with "proc2".
+ * The functions are those whose interface is still the same. */
+static void* newer_address(void* library, const char* route, const char* base, int version) {
+  const int is_same = version > 3019 && strcmp(base, "cuCtxCreate") != 0;
+  const char* kind = strchr(route, '_');
+  if (is_same && strcmp(kind, "_newer") == 0) version = 99990;
+  if (is_same && strcmp(kind, "_newest") == 0) version = -1;
+  const unsigned long long flags = version > 3019 && strcmp(kind, "_both") == 0 ? 3 : 0;
+  if (flags != 0 && version < 11020) version = 11020; /* of the functions for the thread's own stream */
+  return proc_address(library, route[4] == '2', base, version, flags);
+}
+
+static void* driver_library;
+
+/* "resolve NAME VERSION FLAGS": the functions that both forms of cuGetProcAddress give, and which files they are in. */
+static void resolve(const char* name, int version, unsigned long long flags) {
+  printf("0");
+  for (int form = 1; form <= 2; form++) {
+    Dl_info info = {0};
+    void* function = proc_address(driver_library, form == 2, name, version, flags);
+    if (function == NULL || dladdr(function, &info) == 0) {
+      printf(" none -");
+      continue;
+    }
+    const char* slash = strrchr(info.dli_fname, '/');
+    printf(" %s %s", slash == NULL ? info.dli_fname : slash + 1, info.dli_sname == NULL ? "-" : info.dli_sname);
+  }
+  printf("\n");
 }
 
 /* As cudart does: the resolver by the resolver. */
 static void* through_itself(void* library, const char* base, int version) {
   void* function = NULL;
   int status = -1;
-  int (*get)(const char*, void**, int, unsigned long long, int*) = proc_address(library, 1, "cuGetProcAddress", 12000);
+  int (*get)(const char*, void**, int, unsigned long long, int*) =
+      proc_address(library, 1, "cuGetProcAddress", 12000, 0);
   return get == NULL || get(base, &function, version, 0, &status) != 0 ? NULL : function;
 }
 
@@ -78,12 +109,15 @@ static int find_functions(const char* route) {
     fprintf(stderr, "%s\n", dlerror());
     return -1;
   }
+  driver_library = library;
   for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
     void* function;
     if (strcmp(route, "proc") == 0 || strcmp(route, "proc2") == 0) {
-      function = proc_address(library, strcmp(route, "proc2") == 0, functions[i].base, functions[i].version);
+      function = proc_address(library, strcmp(route, "proc2") == 0, functions[i].base, functions[i].version, 0);
     } else if (strcmp(route, "proc_itself") == 0) {
       function = through_itself(library, functions[i].base, functions[i].version);
+    } else if (strncmp(route, "proc", 4) == 0) {
+      function = newer_address(library, route, functions[i].base, functions[i].version);
     } else if (strcmp(route, "dlvsym") == 0) {
       /* The driver's symbols have no versions. dlsym itself has. */
       void* (*versioned)(void*, const char*) = dlvsym(RTLD_DEFAULT, "dlsym", OLDEST_VERSION);
@@ -295,6 +329,8 @@ static void command(char* line) {
       count += function == NULL;
     }
     printf("0 %d\n", count);
+  } else if (strcmp(word, "resolve") == 0) {
+    resolve(first, atoi(second), strtoull(third, NULL, 10));
   } else if (strcmp(word, "find") == 0) { /* a symbol of the global scope */
     dlerror();
     void* found = dlsym(RTLD_DEFAULT, first);

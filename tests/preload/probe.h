@@ -21,6 +21,12 @@
   F(cuMemAlloc_v2, "cuMemAlloc", 3020, (address_t * address, size_t bytes))                                 \
   F(cuMemAllocPitch_v2, "cuMemAllocPitch", 3020,                                                            \
     (address_t * address, size_t * pitch, size_t width, size_t height, unsigned int element))               \
+  F(cuMemAlloc, "cuMemAlloc", 2000, (unsigned int* address, unsigned int bytes))                            \
+  F(cuMemAllocPitch, "cuMemAllocPitch", 3019,                                                               \
+    (unsigned* address, unsigned* pitch, unsigned width, unsigned height, unsigned element))                \
+  F(cuMemFree, "cuMemFree", 3010, (unsigned int address))                                                   \
+  F(cuArrayCreate, "cuArrayCreate", 2000, (void** array, const struct array32* descriptor))                 \
+  F(cuArray3DCreate, "cuArray3DCreate", 2000, (void** array, const struct array3d32* descriptor))           \
   F(cuMemAllocManaged, "cuMemAllocManaged", 6000, (address_t * address, size_t bytes, unsigned int flags))  \
   F(cuMemFree_v2, "cuMemFree", 3020, (address_t address))                                                   \
   F(cuArrayCreate_v2, "cuArrayCreate", 3020, (void** array, const struct array* descriptor))                \
@@ -68,6 +74,18 @@ struct array {
   size_t width, height;
   int format;
   unsigned int channels;
+};
+
+struct array32 {
+  unsigned int width, height;
+  int format;
+  unsigned int channels;
+};
+
+struct array3d32 {
+  unsigned int width, height, depth;
+  int format;
+  unsigned int channels, flags;
 };
 
 struct array3d {

@@ -60,6 +60,22 @@ static int create_and_map(struct thing* thing) {
   return error;
 }
 
+/* By the first functions, whose sizes and addresses have 32 bits. */
+static int allocate32(struct thing* thing) {
+  const unsigned int bytes = (unsigned int)thing->bytes;
+  const struct array32 array = {1024, bytes / 4096, 0x20, 1};
+  const struct array3d32 array3d = {1024, bytes / 4096, 0, 0x20, 1, 0};
+  unsigned int address = 0;
+  unsigned int pitch;
+  if (strcmp(thing->kind, "array32") == 0) return driver.cuArrayCreate(&thing->array, &array);
+  if (strcmp(thing->kind, "array3d32") == 0) return driver.cuArray3DCreate(&thing->array, &array3d);
+  const int error = strcmp(thing->kind, "plain32") == 0
+                        ? driver.cuMemAlloc(&address, bytes)
+                        : driver.cuMemAllocPitch(&address, &pitch, 4000, bytes / 4096, 16);
+  thing->address = address;
+  return error;
+}
+
 static int allocate(const char* kind, size_t bytes) {
   struct thing* thing = &things[count++];
   const struct array3d array3d = array_of(bytes);
@@ -67,6 +83,7 @@ static int allocate(const char* kind, size_t bytes) {
   size_t pitch;
   snprintf(thing->kind, sizeof thing->kind, "%s", kind);
   thing->bytes = bytes;
+  if (strstr(kind, "32") != NULL) return allocate32(thing);
   if (strcmp(kind, "plain") == 0) return driver.cuMemAlloc_v2(&thing->address, bytes);
   if (strcmp(kind, "managed") == 0) return driver.cuMemAllocManaged(&thing->address, bytes, 1);
   if (strcmp(kind, "pitch") == 0) return driver.cuMemAllocPitch_v2(&thing->address, &pitch, 4000, bytes / 4096, 16);
@@ -82,7 +99,8 @@ static int allocate(const char* kind, size_t bytes) {
 
 static int release(const struct thing* thing) {
   const char* kind = thing->kind;
-  if (strcmp(kind, "array") == 0 || strcmp(kind, "array3d") == 0) return driver.cuArrayDestroy(thing->array);
+  if (strncmp(kind, "array", 5) == 0) return driver.cuArrayDestroy(thing->array);
+  if (strstr(kind, "32") != NULL) return driver.cuMemFree((unsigned int)thing->address);
   if (strcmp(kind, "mipmapped") == 0) return driver.cuMipmappedArrayDestroy(thing->array);
   if (strncmp(kind, "handle", 6) == 0) return driver.cuMemRelease(thing->handle);
   if (strcmp(kind, "mapped") == 0) return driver.cuMemUnmap(thing->address, thing->bytes);

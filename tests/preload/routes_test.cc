@@ -37,7 +37,8 @@ TEST_P(PreloadRoute, IsHeldToTheLimitExactly) {
 
 INSTANTIATE_TEST_SUITE_P(All, PreloadRoute,
                          ::testing::Values("linked", "dlsym", "default", "dlvsym", "dlmopen", "deepbind", "proc",
-                                           "proc2", "proc_itself"),
+                                           "proc2", "proc_itself", "proc_newer", "proc2_newer", "proc_newest",
+                                           "proc2_newest", "proc_both", "proc2_both"),
                          [](const auto& route) { return route.param; });
 
 class PreloadRoutes : public PreloadTest {};

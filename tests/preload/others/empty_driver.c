@@ -115,9 +115,10 @@ EXPORTED int cuMemFree(uint32_t address) {
 EXPORTED int cuGetProcAddress_v2(const char* symbol, void** function, int version, uint64_t flags, int* status);
 
 EXPORTED int cuGetProcAddress(const char* symbol, void** function, int version, uint64_t flags) {
-  int status = 0;
-  const int error = cuGetProcAddress_v2(symbol, function, version, flags, &status);
-  return error == OK && *function == NULL ? NOT_FOUND : error;
+  void* found = NULL;
+  const int error = cuGetProcAddress_v2(symbol, &found, version, flags, NULL);
+  if (error == OK && found != NULL) *function = found;
+  return error == OK && found == NULL ? NOT_FOUND : error;
 }
 
 EXPORTED int cuGetProcAddress_v2(const char* symbol, void** function, int version, uint64_t flags, int* status) {
@@ -149,9 +150,9 @@ EXPORTED int cuGetProcAddress_v2(const char* symbol, void** function, int versio
   *function = NULL;
   for (size_t i = 0; i < sizeof symbols / sizeof *symbols && *function == NULL; i++) {
     if (strcmp(symbol, symbols[i].base) != 0) continue;
-    found = symbols[i].version <= version ? 0 : 2 /* CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT */;
+    found = version < 0 || symbols[i].version <= version ? 0 : 2 /* CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT */;
     if (found == 0) *function = symbols[i].function;
   }
   if (status != NULL) *status = found;
-  return flags <= 2 ? OK : INVALID_VALUE;
+  return flags <= 3 ? OK : INVALID_VALUE;
 }
