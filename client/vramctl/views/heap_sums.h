@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sums of what the heaps of a snapshot hold, and what has grown from one snapshot to another. Pure: no files, no daemon.
+// Sums of what the heaps of a snapshot hold, and what has grown from one snapshot to another. Pure: no files, no
+// daemon.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_HEAP_SUMS_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_HEAP_SUMS_H_
 
