@@ -191,21 +191,6 @@ TEST_F(KeptSettingsTest, ACountedSessionThatAnOperatorHasEndedStaysEnded) {
   EXPECT_OK(other.Call("count_hello counted -"));
 }
 
-TEST_F(KeptSettingsTest, WhatASessionIsToRecordHoldsToo) {
-  ASSERT_OK_AND_ASSIGN(ClientProcess trainer, ConnectProcess("trainer"));
-  Change({"record", "trainer", "5"});
-  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
-  ASSERT_TRUE(IsBack("trainer"));
-  EXPECT_STATUS(trainer.Call(absl::StrCat("alloc ", 200_MiB)), absl::StatusCode::kResourceExhausted, "limit");
-  // The daemon asks the client for what it has recorded, where it knows that it does.
-  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
-  EXPECT_TRUE(WaitFor([&] {
-    v1::ListOutOfMemoryResponse ooms;
-    return RawClient::Call(raw.admin(), &v1::Admin::Stub::ListOutOfMemory, v1::ListOutOfMemoryRequest(), &ooms).ok() &&
-           ooms.events_size() == 1 && ooms.events(0).recorded();
-  }));
-}
-
 // A directory in the place of one, as a container's runtime makes it of a mount that is not there.
 TEST_F(KeptSettingsTest, NoFileThatCannotBeUsedKeepsTheDaemonFromServing) {
   for (const std::string file : {"vrambroker.state", "vrambroker.segments.0", "vrambroker.members",
