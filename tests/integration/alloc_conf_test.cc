@@ -172,8 +172,8 @@ TEST_F(AllocConfTest, BadSettingsAreRefusedAndNothingIsLost) {
            {"max_split_size_mb:\xff", "alloc_conf: "},
            {std::string(4097, ','), "alloc_conf: 4097 characters; at most 4096"},
            // A message that repeated it in full would break the connection.
-           {absl::StrCat("pinned_", std::string(1900, 'x'), ":1,pinned_", std::string(1900, 'x'), ":1"),
-            "alloc_conf: "}}) {
+           {absl::StrCat(std::string(4000, 'x'), ":1"), "alloc_conf: unknown key"},
+           {absl::StrCat("max_split_size_mb:", std::string(4000, 'x')), "alloc_conf: max_split_size_mb: "}}) {
     EXPECT_STATUS(ConnectWith("bad", text), StatusCode::kInvalidArgument, part);
   }
   for (const char* name : {kCudaVariable, kHipVariable, kUnifiedVariable}) {
