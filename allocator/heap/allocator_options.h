@@ -48,7 +48,7 @@ struct AllocatorOptions {
 
 struct AllocConf {
   AllocatorOptions options;
-  // One sentence for each setting that is understood and has no effect here, or not the effect that its text says.
+  // Sentences: one for each setting that is understood and has no effect here, or another effect than its text says.
   std::vector<std::string> warnings;
 };
 

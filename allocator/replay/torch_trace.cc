@@ -356,7 +356,7 @@ absl::Status TraceMaker::Rewind(absl::string_view path) {
   if (!heap.ok()) {
     const auto end = entries_.begin() + static_cast<std::ptrdiff_t>(failed);
     auto recorded = std::count_if(entries_.begin(), end, [](const RecordedEvent& e) { return !e.is_derived; });
-    // It follows the one from which it was derived.
+    // A derived event follows the event from which it was derived.
     if (end->is_derived && end->action == Action::kFreeCompleted) --recorded;
     return absl::InvalidArgumentError(absl::StrCat(
         path, "[", recorded, "]: ", heap.status().message(),

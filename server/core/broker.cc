@@ -153,7 +153,7 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
                      .token = {}};
   if (options.placement == Placement::kLeased) saved.token = *token;
   const SessionSettings set = settings_.Opened(reserved->id, std::move(saved), options.earlier);
-  // What its client records it goes on recording; other clients begin anew.
+  // A leasing client goes on recording what it records; other clients begin anew.
   const bool goes_on = options.placement == Placement::kLeased && set.recorded_events.has_value();
   // Seen by nobody until it is whole.
   const SessionSetup setup{.id = reserved->id,

@@ -259,7 +259,7 @@ class Claims {
   absl::Status Save(const Claim* changed, const Claim* removed) const ABSL_LOCKS_EXCLUDED(mu_);
   // The claim, whose state has changed and nothing else.
   absl::Status SaveState(const Claim& claim) const ABSL_LOCKS_EXCLUDED(mu_);
-  // What could not be saved.
+  // Tries again to save all claims.
   void SaveAgain() ABSL_LOCKS_EXCLUDED(mu_);
   // But for the number of sessions, and what a rule says.
   void Put(const Claim& claim) ABSL_LOCKS_EXCLUDED(mu_);

@@ -406,7 +406,7 @@ absl::StatusOr<Claims::Deleted> Claims::DeleteNow(const std::string& name, bool 
   if (revoke || claim.state == ClaimState::kActive) {
     claim.state = revoke ? ClaimState::kRevoked : ClaimState::kDraining;
     if (absl::Status status = SaveState(claim); !status.ok()) {
-      // What keeps the file from being written keeps nobody in a claim that is revoked.
+      // A file that cannot be written keeps nobody in a claim that is revoked.
       if (!revoke) return status;
       any_unsaved_ = true;
       ClaimLine("claim revoked, but not in the file yet", claim).Add("why", status.message()).Write(spdlog::level::err);

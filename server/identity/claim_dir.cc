@@ -204,7 +204,7 @@ std::vector<std::string> RemoveAside(const UniqueFd& base, const std::string& ba
     const UniqueFd dir(openat(base.get(), entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     struct stat found = {};
     if (!dir.valid() || fstat(dir.get(), &found) != 0) continue;
-    // What is this process's may have been anybody's: nobody's directories are removed from there, but empty ones.
+    // A directory of this process's may have been anybody's: only empty directories are removed from there.
     const uid_t uid = found.st_uid == geteuid() ? static_cast<uid_t>(-1) : found.st_uid;
     if (!remover.Remove(base, name, dir, uid) && found.st_uid == owner) {
       left.push_back(absl::StrCat(base_path, "/", name));
@@ -213,7 +213,7 @@ std::vector<std::string> RemoveAside(const UniqueFd& base, const std::string& ba
   return left;
 }
 
-// Of a user who leaves behind what cannot be removed, no more than a few are kept.
+// Bounds the directories that a user leaves behind and that cannot be removed.
 absl::Status CheckLeftovers(const UniqueFd& base, const std::string& base_path, const ClaimOwner& owner) {
   Remover remover(kMostRemoved);
   const std::vector<std::string> left = RemoveAside(base, base_path, owner.uid.value_or(geteuid()), remover);

@@ -144,7 +144,7 @@ void SavedSettings::Save() {
   for (const auto& [id, entry] : open_) {
     if (entry.set != SessionSettings()) text += Line(entry);
   }
-  // What is lost with the machine is of no use after that.
+  // Sessions end with the machine, so the file need not outlive it.
   absl::Status status = ReplaceFile(path_, text, /*outlives_machine=*/false);
   if (!status.ok() && status_.ok()) {
     spdlog::error("what operators set of sessions is not kept for the next start: {}", std::string(status.message()));

@@ -26,7 +26,7 @@ namespace vrambroker {
 
 inline constexpr int kMaxPriority = 1000;
 
-// What has not been set is absent.
+// Settings that operators have made; absent: not made.
 struct SessionSettings {
   std::optional<Limit> limit;
   std::optional<Limit> guarantee;
@@ -37,12 +37,12 @@ struct SessionSettings {
   friend bool operator==(const SessionSettings&, const SessionSettings&) = default;
 };
 
-// Which session it is, for a daemon that has not seen it yet.
+// Identity of a session, for a daemon that has not seen it yet.
 struct SavedSession {
   ProcessId process;
   std::string kind;  // its placement: a word
   std::string name;  // that it asks for: it may get another one when it comes back
-  // What its client goes on by. None: a process has one of this kind and name.
+  // Resume token of its client. None: a process has one session of this kind and name.
   std::optional<RandomToken> token;
 };
 

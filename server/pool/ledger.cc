@@ -53,7 +53,7 @@ uint64_t Ledger::GrowthOf(const AccountState& account, uint64_t bytes) const {
 uint64_t Ledger::MostEver(const AccountState& account) const {
   const ShareStats share = GetShare(account.share);
   const uint64_t of_others = share.promised_bytes - account.guarantee_bytes;  // in the share
-  // What the account has itself comes back only when its client gives it back, who is asking for more.
+  // Memory of the account itself comes back only from its client, who is asking for more.
   const uint64_t by_share = std::max(account.unused_guarantee_bytes(),
                                      SaturatingSub(account.share_limit_bytes, of_others + account.reserved_bytes));
   const uint64_t outside = guaranteed_bytes_ - share.guaranteed_bytes();

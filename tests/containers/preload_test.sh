@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What `vramctl claim cdi --preload` brings into a container whose image preloads a library of its own: deploy/CONTAINERS.md.
+# `vramctl claim cdi --preload` in a container whose image preloads a library of its own: deploy/CONTAINERS.md.
 . "$(dirname "$0")/podman.sh"
 daemon=""
 end() {

@@ -17,7 +17,7 @@
 using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
 using Lock = std::lock_guard<std::mutex>;
 
-// Of the device of the thread's context. `low`: at an address of 32 bits.
+// Memory of the device of the thread's context. `low`: at an address of 32 bits.
 static CUresult Allocate(const char* function, CUdeviceptr* address, size_t bytes, Kind kind, bool low = false) {
   ZeroBeforeInit(address);
   return UnsafeCall(function, [&](Driver& driver) {

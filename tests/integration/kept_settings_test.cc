@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a daemon leaves in its socket directory for the next one: what operators have set of live sessions, and files
-// that cannot be used.
+// Files that a daemon leaves in its socket directory for the next daemon: settings that operators have made of live
+// sessions, and files that cannot be used.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -79,7 +79,7 @@ TEST_F(KeptSettingsTest, WhatAnOperatorHasSetHoldsOverRestarts) {
   }
   EXPECT_TRUE(absl::StrContains(daemon_->log(), "session has what an operator had set before the daemon was started"))
       << daemon_->log();
-  // It may be changed again, and ends with the session.
+  // A limit that was kept may be changed again.
   Change({"limit", "trainer", "100MiB"});
   ASSERT_NO_FATAL_FAILURE(KillAndRestart());
   ASSERT_TRUE(IsBack("trainer"));
@@ -111,7 +111,7 @@ TEST_F(KeptSettingsTest, ASessionThatItsClientHasEndedLeavesNothing) {
   EXPECT_EQ(LimitOf("trainer"), 128_MiB);
 }
 
-// Whichever comes back first.
+// Sessions come back in any order.
 TEST_F(KeptSettingsTest, SessionsOfOneProcessAndNameAreToldApart) {
   std::vector<Client> clients;
   for (int i = 0; i < 4; ++i) {

@@ -53,7 +53,7 @@ static void* proc_address(void* library, int is_second, const char* base, int ve
   return get == NULL || get(base, &function, version, flags) != 0 ? NULL : function;
 }
 
-/* What programs for newer CUDA than the driver's ask for; "proc_newer", "proc_newest", "proc_both" and with "proc2".
+/* Questions of programs for newer CUDA than the driver's; "proc_newer", "proc_newest", "proc_both" and with "proc2".
  * The functions are those whose interface is still the same. */
 static void* newer_address(void* library, const char* route, const char* base, int version) {
   const int is_same = version > 3019 && strcmp(base, "cuCtxCreate") != 0;

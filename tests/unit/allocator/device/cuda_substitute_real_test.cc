@@ -138,7 +138,7 @@ TEST_F(RealDriverTest, FunctionsByNameAndVersionAreTheSame) {
   EXPECT_GT(same, 10000);
 }
 
-// What a driver says in a process that finds no GPU.
+// Answers of a driver in a process that finds no GPU.
 using Results = std::vector<std::pair<std::string, int64_t>>;
 template <typename Find>
 Results WithoutAGpu(const Find& find) {

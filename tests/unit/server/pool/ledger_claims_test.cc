@@ -48,7 +48,7 @@ TEST_F(ClaimLedgerTest, AClaimsLimitBindsItsSessionsTogetherToTheLastByte) {
   EXPECT_TRUE(ledger_.CheckGrowth(outside_, 70).ok());
 }
 
-// Nobody gives back to the one who asks what it has itself: it would wait in vain.
+// A session that asked for what it holds itself would wait in vain.
 TEST_F(ClaimLedgerTest, WhatASessionHasItselfIsNotWaitedFor) {
   ledger_.Charge(first_, 30);
   ledger_.Charge(second_, 10);
