@@ -298,7 +298,7 @@ absl::StatusOr<ClaimSockets> ListenClaim(const std::string& socket_dir, const st
   const absl::StatusOr<UniqueFd> dir = TakeDir(*base, name, path);
   if (!dir.ok()) return dir.status();
   absl::StatusOr<ClaimSockets> sockets = ListenIn(*dir, path);
-  const absl::Status given = GiveDir(*dir, owner, path);  // also what could not be used: its owner has to mend it
+  absl::Status given = GiveDir(*dir, owner, path);  // also what could not be used: its owner has to mend it
   if (sockets.ok() && !given.ok()) return given;
   return sockets;
 }
