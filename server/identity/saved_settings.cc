@@ -66,8 +66,13 @@ bool ParseWord(absl::string_view word, std::optional<Number>* number) {
 bool ParseWord(absl::string_view word, std::optional<RandomToken>* token) {
   if (word == kNotSet) return true;
   if (word.size() != 2 * std::tuple_size_v<RandomToken> || !absl::c_all_of(word, absl::ascii_isxdigit)) return false;
-  const std::string bytes = absl::HexStringToBytes(word);
-  absl::c_copy(bytes, token->emplace().begin());
+  // By hand: absl::HexStringToBytes() that Debian 12 has is deprecated in Debian 13.
+  RandomToken& read = token->emplace();
+  for (size_t i = 0; i < read.size(); ++i) {
+    uint32_t byte = 0;
+    if (!absl::SimpleHexAtoi(word.substr(2 * i, 2), &byte)) return false;
+    read[i] = static_cast<char>(byte);
+  }
   return true;
 }
 
