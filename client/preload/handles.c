@@ -2,7 +2,7 @@
  *
  * Memory that is mapped by handle (cuMemCreate). It is back when the last reference of its handle and its last mapping
  * have gone. Memory of the host is not counted, nor what this process imported: the process that made it is charged.
- * It belongs to no context.
+ * Memory by handle belongs to no context.
  */
 #include "client/preload/handles.h"
 

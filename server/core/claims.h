@@ -273,7 +273,7 @@ class Claims {
   void ApplyRulesAgain() ABSL_LOCKS_EXCLUDED(mu_);
   // Undoes what was done for a claim that could not be created. Returns `why`.
   absl::Status GiveUp(const Claim& claim, bool is_saved, absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
-  // Those that are in `unserved_`: operators' first, and as many of users' own as may be served.
+  // Serves the claims in `unserved_`: operators' first, and as many of users' own as may be served.
   void ServeUnserved(bool is_first_try) ABSL_LOCKS_EXCLUDED(mu_);
   // Claims whose makers have ended may be removed from now on. `all`: those without a descriptor, too.
   void LookAtMakers(bool all) ABSL_LOCKS_EXCLUDED(mu_);

@@ -244,7 +244,7 @@ class Driver {
     if (before < alignment) munmap(all + before + bytes, alignment - before);
     return all + before;
   }
-  // The same at addresses of 32 bits.
+  // Reserves addresses of 32 bits.
   static char* ReserveLow(size_t bytes) {
     for (uintptr_t at = uintptr_t{256} << 20; at + bytes < uintptr_t{2047} << 20; at += kGranule) {
       void* const wanted = reinterpret_cast<void*>(at);

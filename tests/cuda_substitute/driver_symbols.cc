@@ -114,7 +114,7 @@
   F(cuEventRecord, 2000, cuEventRecord)                                                  \
   F(cuEventSynchronize, 2000, cuEventSynchronize)
 
-// The same for first versions. cudaTypedefs.h does not name them.
+// F(), for first versions of functions. cudaTypedefs.h does not name first versions.
 #define VRAMBROKER_CUDA_FIRST_SYMBOLS(F)                        \
   F(cuDeviceTotalMem, 2000, cuDeviceTotalMem)                   \
   F(cuDevicePrimaryCtxReset, 7000, cuDevicePrimaryCtxReset)     \
