@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/vramctl/completion.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "absl/strings/match.h"
@@ -72,10 +73,16 @@ std::vector<std::string> SessionNames(const std::string& socket_dir) {
   return names;
 }
 
-std::vector<std::string> Values(const CLI::Option& option, const std::string& socket_dir) {
+std::vector<std::string> Values(const CLI::Option& option, const std::string& socket_dir, const std::string& word) {
   const std::string type = option.get_type_name();
   std::vector<std::string> values = PlanValues(option);
-  if (type == "SESSION") return SessionNames(socket_dir);
+  if (type == "SESSION") {
+    values = SessionNames(socket_dir);
+    const bool is_session = std::any_of(values.begin(), values.end(),
+                                        [&word](const std::string& name) { return absl::StartsWith(name, word); });
+    const bool takes_files = absl::StrContains(option.get_description(), "FILE");
+    return takes_files && !is_session ? std::vector<std::string>{":files"} : values;
+  }
   if (type == "FILE" || type == "DIR") return {":files"};
   if (option.check_lname("format")) return {"text", "json"};
   if (option.check_lname("managed")) return {"count", "refuse"};
@@ -97,7 +104,7 @@ std::vector<std::string> OptionNames(const CLI::App& command) {
 }
 
 std::vector<std::string> Candidates(const Position& at, const std::string& word) {
-  if (at.option != nullptr) return Values(*at.option, at.socket_dir);
+  if (at.option != nullptr) return Values(*at.option, at.socket_dir, word);
   if (absl::StartsWith(word, "-")) return OptionNames(*at.command);
   if (std::vector<std::string> names = CommandNames(*at.command); !names.empty()) return names;
   if (at.command->get_name() == "help") {
@@ -107,7 +114,7 @@ std::vector<std::string> Candidates(const Position& at, const std::string& word)
   for (const CLI::Option* option : at.command->get_options()) {
     if (!option->get_positional()) continue;
     const bool takes_the_rest = option->get_items_expected_max() > 1;
-    if (arguments++ == at.arguments || takes_the_rest) return Values(*option, at.socket_dir);
+    if (arguments++ == at.arguments || takes_the_rest) return Values(*option, at.socket_dir, word);
   }
   return {};
 }

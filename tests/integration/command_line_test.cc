@@ -391,6 +391,10 @@ TEST_F(CommandLineTest, Completes) {
   EXPECT_THAT(complete({"sessions", "--format", ""}), ElementsAre("text", "json"));
   EXPECT_THAT(complete({"top", "--sort", "res"}), ElementsAre("reserved"));
   EXPECT_THAT(complete({"replay", ""}), ElementsAre(":files"));
+  for (const char* command : {"map", "diagnose"}) {
+    EXPECT_THAT(complete({command, "tr"}), ElementsAre("trainer"));
+    EXPECT_THAT(complete({command, "./tr"}), ElementsAre(":files"));
+  }
   EXPECT_THAT(complete({"run", "--managed", "r"}), ElementsAre("refuse"));
   EXPECT_THAT(complete({"policy", "e"}), ElementsAre("explain"));
   EXPECT_THAT(complete({"help", "sum"}), ElementsAre("summary"));
