@@ -175,6 +175,15 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
   }
 }
 
+TEST(WrongUseTest, IsAlsoAWrongVariable) {
+  for (const auto& [variable, value] :
+       Environment{{"VRAMBROKER_LIMIT", "lots"}, {"VRAMBROKER_GUARANTEE", "lots"}, {"VRAMBROKER_WAIT", "soon"}}) {
+    const RunResult result = RunProgram({VramctlProgram(), "hold", "1MiB"}, {{variable, value}});
+    EXPECT_EQ(result.exit_code, 2) << variable;
+    EXPECT_THAT(result.err, HasSubstr(absl::StrCat("vramctl: ", variable, ": '", value, "' is not a ")));
+  }
+}
+
 TEST(WrongUseTest, IsJsonForScripts) {
   for (const Arguments& arguments : std::vector<Arguments>{
            {"trim", "--format=json"}, {"--format", "json", "status", "--no"}, {"--format=json", "hold", "lots"}}) {

@@ -577,6 +577,8 @@ class ClientTest(support.DaemonTest):
             raises(ValueError, lambda: vrambroker.Client(wait=-1.0), "wait")
             raises(TypeError, lambda: vrambroker.Client(wait=[]), "wait")
             raises(TypeError, lambda: vrambroker.Client(name=5), "name", "5")
+            raises(TypeError, lambda: vrambroker.Client(alloc_conf=5), "alloc_conf", "5")
+            raises(TypeError, lambda: vrambroker.Client(socket_dir=5), "socket_dir", "5")
             raises(ValueError, lambda: vrambroker.Client(wait="soon"), "wait: 'soon' is not a duration")
             raises(ValueError, lambda: vrambroker.Client(connect_timeout="30"), "connect_timeout: ", "write 30s")
             raises(vrambroker.Error, lambda: vrambroker.Client(wait="2h"), "wait: 2h")

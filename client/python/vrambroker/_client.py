@@ -370,16 +370,22 @@ def make_options(*, limit: Union[int, float, str, None], guarantee: Union[int, f
     """As Client takes them."""
     options = _library.Options()
     options.abi_version = _library.ABI_VERSION
+    if socket_dir is not None and not isinstance(socket_dir, (str, bytes, os.PathLike)):
+        raise TypeError(f"socket_dir is a path, not {socket_dir!r}")
     options.socket_dir = None if socket_dir is None else os.fsencode(socket_dir)
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"name is a text, not {name!r}")
-    options.name = None if name is None else name.encode()
+    options.name = _encoded("name", name)
     options.limit = _library.size_text("limit", limit)
     options.guarantee = _library.size_text("guarantee", guarantee)
-    options.alloc_conf = None if alloc_conf is None else alloc_conf.encode()
+    options.alloc_conf = _encoded("alloc_conf", alloc_conf)
     options.wait_ms = _library.milliseconds("wait", wait, library)
     options.connect_timeout_ms = _library.milliseconds("connect_timeout", connect_timeout, library)
     return options
+
+
+def _encoded(argument: str, text: Optional[str]) -> Optional[bytes]:
+    if text is not None and not isinstance(text, str):
+        raise TypeError(f"{argument} is a text, not {text!r}")
+    return None if text is None else text.encode()
 
 
 class _Block:
