@@ -56,7 +56,7 @@ class Linter:
         try:
             version = subprocess.run([CLANG_TIDY, "--version"], capture_output=True, text=True, check=True).stdout
         except FileNotFoundError:
-            sys.exit(f"lint.py: there is no {CLANG_TIDY}: deploy/packages.sh test installs it on Debian 12; elsewhere $CLANG_TIDY names another one")
+            sys.exit(f"lint.py: there is no {CLANG_TIDY}: deploy/packages.sh ci installs it on Debian 12; elsewhere $CLANG_TIDY names another one")
         self.common = version + (ROOT / ".clang-tidy").read_text(encoding="utf-8")
         commands = json.loads((self.build_dir / "compile_commands.json").read_text(encoding="utf-8"))
         paths = [(pathlib.Path(c["file"]).resolve(), c["command"]) for c in commands]
