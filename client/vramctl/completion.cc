@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/vramctl/completion.h"
 
-#include <algorithm>
 #include <cstdio>
 
 #include "absl/strings/match.h"
@@ -73,15 +72,13 @@ std::vector<std::string> SessionNames(const std::string& socket_dir) {
   return names;
 }
 
-std::vector<std::string> Values(const CLI::Option& option, const std::string& socket_dir, const std::string& word) {
+std::vector<std::string> Values(const CLI::Option& option, const std::string& socket_dir) {
   const std::string type = option.get_type_name();
   std::vector<std::string> values = PlanValues(option);
   if (type == "SESSION") {
     values = SessionNames(socket_dir);
-    const bool is_session = std::any_of(values.begin(), values.end(),
-                                        [&word](const std::string& name) { return absl::StartsWith(name, word); });
-    const bool takes_files = absl::StrContains(option.get_description(), "FILE");
-    return takes_files && !is_session ? std::vector<std::string>{":files"} : values;
+    if (absl::StrContains(option.get_description(), "FILE")) values.emplace_back(":files");
+    return values;
   }
   if (type == "FILE" || type == "DIR") return {":files"};
   if (option.check_lname("format")) return {"text", "json"};
@@ -104,7 +101,7 @@ std::vector<std::string> OptionNames(const CLI::App& command) {
 }
 
 std::vector<std::string> Candidates(const Position& at, const std::string& word) {
-  if (at.option != nullptr) return Values(*at.option, at.socket_dir, word);
+  if (at.option != nullptr) return Values(*at.option, at.socket_dir);
   if (absl::StartsWith(word, "-")) return OptionNames(*at.command);
   if (std::vector<std::string> names = CommandNames(*at.command); !names.empty()) return names;
   if (at.command->get_name() == "help") {
@@ -114,7 +111,7 @@ std::vector<std::string> Candidates(const Position& at, const std::string& word)
   for (const CLI::Option* option : at.command->get_options()) {
     if (!option->get_positional()) continue;
     const bool takes_the_rest = option->get_items_expected_max() > 1;
-    if (arguments++ == at.arguments || takes_the_rest) return Values(*option, at.socket_dir, word);
+    if (arguments++ == at.arguments || takes_the_rest) return Values(*option, at.socket_dir);
   }
   return {};
 }
@@ -128,11 +125,13 @@ void PrintCompletions(const CLI::App& app, const std::vector<std::string>& words
   if (absl::StartsWith(words.back(), "--")) prefix = words.back().substr(0, words.back().rfind('=') + 1);
   std::vector<std::string> spelled = SpellOptions(app, words);
   const std::string& word = spelled.back();
+  bool any = false;
   for (const std::string& candidate : Candidates(Follow(app, spelled), word)) {
     if (candidate == ":files") {
-      std::puts(candidate.c_str());
+      if (!any) std::puts(candidate.c_str());  // a shell completes either names or files
     } else if (absl::StartsWith(candidate, word)) {
       std::printf("%s%s\n", prefix.c_str(), candidate.c_str());
+      any = true;
     }
   }
 }

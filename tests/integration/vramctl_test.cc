@@ -223,15 +223,17 @@ TEST_F(VramctlTest, LessThanWasAskedForIsSaid) {
   EXPECT_TRUE(StrContains(Ctl({"guarantee", "c", "1TiB"}).out,
                           "on device 0 (asked for 1.00 TiB; the device's capacity is 256.00 MiB), 0 B reserved\n"));
   EXPECT_EQ(Ctl({"guarantee", "c", "0"}).exit_code, 0);
-  const auto hold = [&](const char* limit) {
-    const auto holder =
-        ChildProcess::Start({VramctlProgram(), "hold", "1MiB", "--limit", limit, "--socket_dir=" + dir()});
+  const auto hold = [&](const Arguments& flag, const Environment& environment) {
+    Arguments arguments = {VramctlProgram(), "hold", "1MiB", "--socket_dir=" + dir()};
+    arguments.insert(arguments.end(), flag.begin(), flag.end());
+    const auto holder = ChildProcess::Start(arguments, environment);
     EXPECT_OK(holder.status());
     return (*holder)->ReadLine().value_or("");
   };
-  EXPECT_TRUE(StrContains(hold("25%"), ", limit 64.00 MiB; pattern"));
-  EXPECT_TRUE(
-      StrContains(hold("8G"), ", limit 256.00 MiB (asked for 8.00 GiB; the device's capacity is 256.00 MiB); pattern"));
+  EXPECT_TRUE(StrContains(hold({"--limit", "25%"}, {}), ", limit 64.00 MiB; pattern"));
+  const char* const less = ", limit 256.00 MiB (asked for 8.00 GiB; the device's capacity is 256.00 MiB); pattern";
+  EXPECT_TRUE(StrContains(hold({"--limit", "8G"}, {}), less));
+  EXPECT_TRUE(StrContains(hold({}, {{"VRAMBROKER_LIMIT", "8G"}}), less));
 }
 
 TEST_F(VramctlTest, RefusalsExitWithOneAndWrongUseWithTwo) {

@@ -21,7 +21,7 @@ SKIP = 77  # SKIP_RETURN_CODE of CMakeLists.txt
 
 def skip(problem):
     """Ends the test: what it needs is not there."""
-    print(f"deploy/kubernetes cannot be checked here: {problem}; tests/run.sh --all installs what is missing")
+    print(f"deploy/kubernetes cannot be checked here: {problem}; on Debian 12 tests/run.sh --all installs what is missing")
     sys.exit(1 if os.environ.get("CI") else SKIP)
 
 

@@ -19,7 +19,7 @@ missing() {
   if [ -n "${CI:-}" ]; then exit 1; else exit 77; fi
 }
 for tool in node npm chromium; do
-  command -v $tool > /dev/null || missing "$tool is missing; tests/run.sh --all installs it"
+  command -v $tool > /dev/null || missing "$tool is missing; on Debian tests/run.sh --all installs it"
 done
 mkdir -p "$work"
 cp "$here"/package.json "$here"/package-lock.json "$here"/*.mjs "$work"

@@ -107,18 +107,19 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
   if (const absl::StatusOr<AllocConf> conf = ParseAllocConf(context.replay.alloc_conf); !conf.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--alloc-conf: ", conf.status().message()));
   }
-  ClientOptions given{.socket_dir = context.socket_dir,
-                      .name = context.name,
-                      .connect_timeout = context.timeout,
-                      .call_timeout = context.timeout};
+  ClientOptions options{.socket_dir = context.socket_dir,
+                        .name = context.name,
+                        .connect_timeout = context.timeout,
+                        .call_timeout = context.timeout};
   if (!context.limit.empty()) {
     const absl::StatusOr<Limit> limit = ParseLimit(context.limit);
     if (!limit.ok()) return absl::InvalidArgumentError(absl::StrCat("--limit: ", limit.status().message()));
-    given.limit = *limit;
+    options.limit = *limit;
   }
-  if (!context.replay.alloc_conf.empty()) given.alloc_conf = context.replay.alloc_conf;
-  absl::StatusOr<ClientOptions> options = client_internal::WithEnvironment(std::move(given));
-  if (!options.ok()) return options.status();
+  if (!context.replay.alloc_conf.empty()) options.alloc_conf = context.replay.alloc_conf;
+  absl::StatusOr<ClientOptions> complete = client_internal::WithEnvironment(std::move(options));
+  if (!complete.ok()) return complete.status();
+  options = *std::move(complete);
 
   // Blocked before the library starts its threads, so that every thread inherits it.
   sigset_t mask;
@@ -128,11 +129,11 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
   const UniqueFd signals(signalfd(-1, &mask, SFD_CLOEXEC));
   // A daemon that goes is reached again by the library, which logs both. Only an operator ends the session for good.
   const UniqueFd ended(eventfd(0, EFD_CLOEXEC));
-  options->on_lost = [&ended](const absl::Status& why) {
+  options.on_lost = [&ended](const absl::Status& why) {
     const uint64_t one = 1;
     if (absl::IsAborted(why)) (void)!write(ended.get(), &one, sizeof one);
   };
-  options->log = [](const std::string& line) {
+  options.log = [](const std::string& line) {
     // Hold() returns that the session has ended.
     if (!absl::StrContains(line, "the session has ended")) std::fprintf(stderr, "vramctl: %s\n", line.c_str());
   };
@@ -140,7 +141,7 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
   std::optional<WaitingNotice> notice;
   if (!context.json) notice.emplace(context.timeout);
   std::optional<EndOnSignal> end_on_signal(signals.get());
-  absl::StatusOr<Client> client = Client::Connect(*options);
+  absl::StatusOr<Client> client = Client::Connect(options);
   if (!client.ok()) return ConnectRefusal(client.status());
   for (const std::string& warning : client->warnings()) std::fprintf(stderr, "vramctl: %s\n", warning.c_str());
   absl::StatusOr<Buffer> buffer = client->Allocate(*bytes, context.device);
@@ -178,7 +179,7 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
         FormatBytes(buffer->size()).c_str(), static_cast<unsigned long long>(session), client->name().c_str(), getpid(),
         static_cast<unsigned long long>(buffer->segment_id()), static_cast<unsigned long long>(buffer->offset_bytes()),
         buffer->data(), FormatBytes(limit).c_str(),
-        AskedFor(options->limit.value_or(uint64_t{0}), limit, capacity).c_str(),
+        AskedFor(options.limit.value_or(uint64_t{0}), limit, capacity).c_str(),
         tcgetpgrp(STDIN_FILENO) == getpgrp() ? "interrupted (Ctrl-C)"
                                              : absl::StrCat("ended (kill ", getpid(), ")").c_str());
   }
