@@ -11,6 +11,19 @@ import unittest
 
 import support
 
+# Functions of Python that C may call: those of ctypes, by the name that they have in CPython.
+FUNCTIONS = """
+    import gc
+    import vrambroker
+    from support import wait_for
+
+    def living():
+        return sum(type(found).__name__ == "CThunkObject" for found in gc.get_objects()) - others
+
+    others = 0
+    others = living()
+"""
+
 
 class LibraryTest(unittest.TestCase):
     """Finding libvrambroker.so.1."""
@@ -1349,6 +1362,47 @@ class ClientTest(support.DaemonTest):
             assert closed.wait(60)
             assert not held.pointer
         """ % self.daemon.process.pid)
+
+    def test_the_last_reference_goes_in_a_callback_while_another_runs(self):
+        # Functions that the library calls live on until both are done, and no longer.
+        self.assertIn("done", self.run_with_daemon(FUNCTIONS, """
+            import os, signal, threading, weakref
+            alive, logging, dropped = {}, threading.Event(), threading.Event()
+            def on_lost(error):
+                global client
+                assert logging.wait(60)
+                gone = weakref.ref(client)
+                client = None
+                alive["client"] = gone() is not None
+                dropped.set()
+                alive["on_lost"] = living()
+            def log(line):
+                if not dropped.is_set():
+                    logging.set()
+                    assert dropped.wait(60)
+                    alive["log"] = living()
+            client = vrambroker.Client(on_lost=on_lost, log=log)
+            os.kill(%d, signal.SIGKILL)
+            wait_for(lambda: len(alive) == 3)
+            assert alive == {"client": False, "on_lost": 2, "log": 2}, alive
+            wait_for(lambda: living() == 0)
+            print("done")
+        """ % self.daemon.process.pid))
+
+    def test_what_the_library_calls_lives_as_long_as_the_session(self):
+        self.run_with_daemon(FUNCTIONS, """
+            with vrambroker.Client(log=print, on_lost=print) as client:
+                assert living() == 2
+            client = None
+            assert living() == 0
+            try:
+                vrambroker.Client(log=print, on_lost=print, socket_dir="/nowhere")
+            except vrambroker.Error as error:
+                assert error.code == vrambroker.Code.UNAVAILABLE, error
+            else:
+                raise AssertionError("connected")
+            assert living() == 0
+        """)
 
     def test_closed_while_the_daemon_is_stopped(self):
         # Each of them would wait for an hour.

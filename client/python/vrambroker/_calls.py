@@ -68,10 +68,13 @@ class Request(threading.Thread):
             self.done.set()
 
 
-def call_once(call: Iterator[int]) -> int:
+def call_once(call: Iterator[int], then: Callable[[], object] = always) -> int:
     """Makes a call of the library on what only one may have, which map() takes with pop() and hands on in one step: no
-    handler of a signal runs in between, and loses it with an exception. OK when somebody else has had it."""
+    handler of a signal runs in between, and loses it with an exception. `then` runs after it. OK, and no `then`, when
+    somebody else has had it."""
     try:
-        return next(call)
+        code = next(call)
     except LookupError:
         return 0
+    then()
+    return code

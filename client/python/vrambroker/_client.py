@@ -68,15 +68,18 @@ class Client(Figures):
                 _from_library(lambda _, code, message: on_lost(Error(code, message.decode(errors="replace")))))
         if log is not None:
             options.log = _library.LOG_FUNCTION(_from_library(lambda _, line: log(line.decode(errors="replace"))))
-        self._options = options  # the library calls its functions
+        self._options = options
         self._may_wait = options.wait_ms > 0 or bool(os.environ.get("VRAMBROKER_WAIT"))
         handle = ctypes.c_void_p()
+        _called[id(options)] = options
         try:
             self._library.check(self._library.lib.vrambroker_connect(ctypes.byref(options), ctypes.byref(handle)))
         finally:
             if handle.value:  # also when a signal's handler raises right after it
                 self._session.append(handle)
                 self._open = True
+            else:
+                _called.pop(id(options))
 
     def _reset(self) -> None:
         # Its lock guards the following, against other threads. The thread that has it may take it again: a signal's
@@ -176,13 +179,26 @@ class Client(Figures):
             self._library.lib.vrambroker_empty_cache(handle, ctypes.byref(ctypes.c_uint64()))
 
     def _disconnect(self) -> None:
-        disconnect = self._library.lib.vrambroker_disconnect
+        disconnect, options = self._library.lib.vrambroker_disconnect, self._options
         if not getattr(_callback, "is_running", False):
-            self._library.check(call_once(map(disconnect, iter(self._session.pop, None))))
+            code = call_once(map(disconnect, iter(self._session.pop, None)), then=lambda: _called.pop(id(options)))
+            self._library.check(code)
             return
+
         # The library waits for its callbacks: whatever ends in one must not wait for the library.
+        def disconnect_apart(session: ctypes.c_void_p) -> None:
+            disconnect(session)
+            _called.pop(id(options))
+
         with contextlib.suppress(IndexError):  # somebody has
-            threading.Thread(target=disconnect, args=(self._session.pop(),), daemon=True).start()
+            session = self._session.pop()
+            thread = threading.Thread(target=disconnect_apart, args=(session,), daemon=True)
+            _ending.add(thread)
+            try:
+                thread.start()
+            except RuntimeError:  # there is none to be had
+                self._session.append(session)
+                raise
 
     def _abandon(self) -> None:
         """After close(): ends the session, in so far as nobody uses its memory any more."""
@@ -326,6 +342,10 @@ def _from_library(function: "Callable[..., None]") -> "Callable[..., None]":
     return call
 
 
+# The functions that the library calls, until it has ended their sessions. A client may go before: with the last
+# reference to it in one of them, while another runs or is about to.
+_called: Dict[int, _library.Options] = {}  # by what id() says of each
+_ending: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()  # what ends sessions apart from their callbacks
 _clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
@@ -337,6 +357,9 @@ def _at_exit() -> None:
                 client.close()
             with contextlib.suppress(Error):
                 client._abandon()
+    for thread in list(_ending):
+        with contextlib.suppress(RuntimeError):  # it has not been started
+            thread.join()
 
 
 def _after_fork_in_child() -> None:
