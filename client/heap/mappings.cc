@@ -42,11 +42,6 @@ absl::StatusOr<void*> Mappings::Open(uint64_t segment_id, uint64_t bytes, Stream
   return address;
 }
 
-void Mappings::UsedOn(uint64_t segment_id, Stream stream) {
-  MutexLock lock(mu_);
-  if (const auto it = mappings_.find(segment_id); it != mappings_.end()) AddStream(it->second, stream);
-}
-
 std::vector<uint64_t> Mappings::Close(const std::vector<uint64_t>& segment_ids) {
   std::vector<uint64_t> closed;
   std::vector<std::pair<uint64_t, Mapping>> closing;

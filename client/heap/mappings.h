@@ -26,8 +26,6 @@ class Mappings {
   // wait for it. `device` outlives the mapping.
   absl::StatusOr<void*> Open(uint64_t segment_id, uint64_t bytes, Stream stream, Device* device,
                              const std::function<absl::StatusOr<SegmentHandle>()>& fetch) ABSL_LOCKS_EXCLUDED(mu_);
-  // `stream` uses an open segment, too.
-  void UsedOn(uint64_t segment_id, Stream stream) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Waits for the streams that used the segments, and closes them. Returns those that are not open now. The others the
   // device has refused to close, as it does while a stream of theirs is captured in a CUDA graph, and may still use:

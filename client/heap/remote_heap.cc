@@ -11,6 +11,7 @@
 #include "client/heap/give_up.h"
 #include "client/heap/scope_stack.h"
 #include "client/heap/snapshot_parts.h"
+#include "client/heap/stream_waits.h"
 
 namespace vrambroker::client_internal {
 
@@ -106,21 +107,26 @@ absl::StatusOr<void*> RemoteHeap::Malloc(uint64_t bytes, Stream stream) {
   if (!buffer.ok()) return buffer.status();
   void* const data = buffer->data();
   MutexLock lock(mu_);
-  pointers_[data] = *std::move(buffer);
+  pointers_[data] = {.buffer = *std::move(buffer), .stream = stream};
   return data;
 }
 
 absl::Status RemoteHeap::FreePointer(void* pointer, std::optional<Stream> stream) {
-  Buffer buffer;  // given back without the lock
+  Owned owned;  // waited for, and given back, without the lock
   {
     MutexLock lock(mu_);
     const auto it = pointers_.find(pointer);
     if (it == pointers_.end()) return absl::NotFoundError("no block begins there");
-    buffer = std::move(it->second);
+    owned = std::move(it->second);
     pointers_.erase(it);
   }
-  if (stream.has_value()) mappings_.UsedOn(buffer.segment_id(), *stream);
-  return absl::OkStatus();
+  if (!stream.has_value() || *stream == owned.stream) return absl::OkStatus();
+  const absl::Status done = StreamWaits(device()).WaitFor(stream);
+  if (done.ok()) return absl::OkStatus();
+  MutexLock lock(mu_);
+  pointers_[pointer] = std::move(owned);
+  return absl::FailedPreconditionError(
+      absl::StrCat("Free: nothing was freed, since the work on the stream cannot be waited for: ", done.message()));
 }
 
 absl::StatusOr<void*> RemoteHeap::LeaseSegment(uint64_t /*bytes*/, bool /*now*/) {
@@ -130,7 +136,7 @@ absl::StatusOr<void*> RemoteHeap::LeaseSegment(uint64_t /*bytes*/, bool /*now*/)
 std::optional<uint64_t> RemoteHeap::SizeOf(const void* pointer) const {
   MutexLock lock(mu_);
   const auto it = pointers_.find(const_cast<void*>(pointer));
-  return it == pointers_.end() ? std::nullopt : std::optional<uint64_t>(it->second.size());
+  return it == pointers_.end() ? std::nullopt : std::optional<uint64_t>(it->second.buffer.size());
 }
 
 absl::StatusOr<uint64_t> RemoteHeap::EmptyCache() {

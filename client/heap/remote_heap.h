@@ -30,7 +30,8 @@ class RemoteHeap : public Heap {
   uint64_t OffsetOf(uint64_t block) const override ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<void*> Malloc(uint64_t bytes, Stream stream) override ABSL_LOCKS_EXCLUDED(mu_);
-  // Its segment goes back only when the work on `stream` is done, too. NotFound: `pointer` is not from Malloc().
+  // Waits for the work on `stream` first, unless the block was for that one: the daemon hands the memory on at once.
+  // NotFound: `pointer` is not from Malloc(). FailedPrecondition: it cannot wait, and has freed nothing.
   absl::Status FreePointer(void* pointer, std::optional<Stream> stream) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<void*> LeaseSegment(uint64_t bytes, bool now) override;
   std::optional<uint64_t> SizeOf(const void* pointer) const override ABSL_LOCKS_EXCLUDED(mu_);
@@ -49,13 +50,18 @@ class RemoteHeap : public Heap {
     uint64_t offset = 0;
   };
 
+  struct Owned {
+    Buffer buffer;
+    Stream stream = 0;  // that it is for
+  };
+
   HeapHost& session_;
   Mappings& mappings_;
   std::atomic<Device*> device_{nullptr};
 
   mutable Mutex mu_;
   absl::flat_hash_map<uint64_t, Place> blocks_ ABSL_GUARDED_BY(mu_);  // that are out, by id
-  absl::flat_hash_map<void*, Buffer> pointers_ ABSL_GUARDED_BY(mu_);  // of Malloc()
+  absl::flat_hash_map<void*, Owned> pointers_ ABSL_GUARDED_BY(mu_);   // of Malloc()
 };
 
 }  // namespace vrambroker::client_internal

@@ -258,7 +258,8 @@ absl::Status SessionClient::FreePointer(void* pointer, std::optional<Stream> str
     }
   } else {
     for (size_t device = 0; device < heaps_.size(); ++device) {
-      if (remote(device).FreePointer(pointer, stream).ok()) return absl::OkStatus();
+      absl::Status status = remote(device).FreePointer(pointer, stream);
+      if (!absl::IsNotFound(status)) return status;
     }
   }
   return absl::InvalidArgumentError("pointer: not from this client's Malloc(), or already freed");

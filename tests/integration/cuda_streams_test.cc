@@ -166,6 +166,25 @@ TEST_F(CudaStreamTest, ACaptureStaysValidWhileMemoryOfARemoteClientGoesBack) {
   EXPECT_EQ(cuStreamDestroy_v2(other), CUDA_SUCCESS);
 }
 
+TEST_F(CudaStreamTest, MemoryOfARemoteClientGoesBackWhenItsLastStreamIsDone) {
+  client_.reset();
+  placement_ = Placement::kRemote;
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("remote"));
+  ASSERT_OK_AND_ASSIGN(void* const memory, client.Malloc(4_MiB));
+  cuda_substitute::Launch(stream_, std::chrono::milliseconds(300));
+  EXPECT_OK(client.Free(memory, stream()));
+  EXPECT_EQ(cuStreamQuery(stream_), CUDA_SUCCESS) << "another may have the memory now";
+  ASSERT_OK_AND_ASSIGN(void* const own, client.Malloc(4_MiB, 0, stream()));
+  BeginCapture(stream_);
+  EXPECT_OK(client.Free(own, stream())) << "what comes after it on its own stream need not wait";
+  ASSERT_OK_AND_ASSIGN(void* const kept, client.Malloc(4_MiB));
+  const absl::Status captured = client.Free(kept, stream());
+  EXPECT_TRUE(absl::IsFailedPrecondition(captured)) << captured;
+  EXPECT_EQ(EndCapture(stream_), CUDA_SUCCESS);
+  EXPECT_OK(client.Free(kept, stream())) << "nothing had happened";
+  EXPECT_TRUE(absl::IsInvalidArgument(client.Free(kept, stream())));
+}
+
 TEST_F(CudaStreamTest, AWholeSegmentGoesBackWhenItsStreamIsDone) {
   ASSERT_OK_AND_ASSIGN(void* segment, client_->LeaseSegment(30_MiB));
   const uint64_t waits = cuda_substitute::Calls("cuCtxSynchronize");

@@ -495,6 +495,27 @@ class GpuTest(unittest.TestCase):
         self.addCleanup(daemon.close)
         return support.run(PRELUDE + textwrap.dedent(code), daemon, **environment(visible), **more)
 
+    def test_a_remote_client_frees_nothing_that_a_captured_stream_uses(self):
+        self.run_on_gpus("""
+            import ctypes
+            cuda, stream, graph = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
+            def succeeds(function, *arguments):
+                assert getattr(cuda, function)(*arguments) == 0, function
+            client = vrambroker.Client(placement="remote")
+            buffer = client.malloc(5000)
+            context = ctypes.c_void_p()
+            succeeds("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+            succeeds("cuCtxSetCurrent", context)
+            succeeds("cuStreamCreate", ctypes.byref(stream), 1)
+            succeeds("cuStreamBeginCapture_v2", stream, 0)
+            error = refused(lambda: buffer.free(stream.value), vrambroker.Error)
+            assert error.code == vrambroker.Code.FAILED_PRECONDITION and "nothing was freed" in str(error), error
+            buffer.write(b"still here")
+            succeeds("cuStreamEndCapture", stream, ctypes.byref(graph))
+            buffer.free(stream.value)
+            assert buffer.pointer == 0
+        """)
+
     def test_memory_of_a_gpu(self):
         self.run_on_gpus("""
             client = vrambroker.Client()

@@ -226,6 +226,8 @@ class Client(Figures):
         else:
             call = map(lib.vrambroker_free, itertools.repeat(handle), take)
         code = call_once(call)
+        if code != 0 and stream is not None:
+            self._blocks[number] = block  # the stream cannot be waited for: nothing was freed
         if self._open:
             self._library.check(code)
 
@@ -482,9 +484,10 @@ class Buffer:
             raise Error(Code.OUT_OF_RANGE, f"bytes [{offset}, +{count}) are outside the buffer of {self.bytes} bytes")
 
     def free(self, stream: Any = None) -> None:
-        """Gives it back; `stream` is one that used it last, beside its own, as malloc() takes it. A second time: nothing.
-        TypeError for what is no stream, BufferError while a memoryview or array of it is alive: then nothing happens. Of a
-        closed client no error, it then goes back with the last of them."""
+        """Gives it back; `stream` is one that used it last, beside its own, as malloc() takes it. A remote client waits for
+        what was queued on that. A second time: nothing. TypeError for what is no stream, BufferError while a memoryview or
+        array of it is alive, FAILED_PRECONDITION where a remote client cannot wait, as while a CUDA graph is captured on
+        `stream`: then nothing happens. Of a closed client no error, it then goes back with the last of them."""
         number = None if stream is None else _library.stream_number(stream)
         client = self.client
         with client._inside() as handle:
