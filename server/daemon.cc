@@ -11,7 +11,6 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
@@ -673,12 +672,6 @@ void Daemon::ForgetFreeBytes() {
 
 absl::Status RunDaemon(const Config& config, const ConfigReader& read_again) {
   LimitLibraryLogs();
-  // Every segment of host memory, every connection and every watched process is a descriptor.
-  rlimit files = {};
-  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
-    files.rlim_cur = files.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &files);
-  }
   // Until the end: what the daemon writes there, no other one does.
   const absl::StatusOr<UniqueFd> lock = LockSocketDir(config.socket_dir);
   if (!lock.ok()) return lock.status();

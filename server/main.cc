@@ -5,16 +5,19 @@
 #include <signal.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "allocator/base/command_line.h"
+#include "allocator/base/room_to_start.h"
 #include "server/base/log_line.h"
 #include "server/config/config.h"
 #include "server/daemon.h"
@@ -130,6 +133,24 @@ absl::StatusOr<vrambroker::Config> LoadConfig(const Options& options) {
   return vrambroker::CheckConfig(text);
 }
 
+// Threads of the daemon: the event loop, the first workers, one for each device, and those of the HTTP port.
+constexpr int kOwnThreads = 12;
+
+absl::Status Serve(const vrambroker::Config& config, const vrambroker::ConfigReader& reload) {
+  // Every segment of host memory, every connection and every watched process is a descriptor.
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
+  if (absl::Status status = vrambroker::CheckRoomForGrpc(kOwnThreads); !status.ok()) return status;
+  try {
+    return vrambroker::RunDaemon(config, reload);
+  } catch (const std::system_error&) {
+    return vrambroker::NoThreadError();
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -165,7 +186,7 @@ int main(int argc, char** argv) {
   for (const std::string& warning : config->warnings) spdlog::warn("{}", warning);
   vrambroker::ConfigReader reload;
   if (!options.config.empty()) reload = [&options] { return LoadConfig(options); };
-  if (absl::Status status = vrambroker::RunDaemon(*config, reload); !status.ok()) {
+  if (absl::Status status = Serve(*config, reload); !status.ok()) {
     spdlog::error("{}", std::string(status.message()));
     return absl::IsDataLoss(status) ? 3 : 1;
   }

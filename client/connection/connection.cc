@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -21,6 +22,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "allocator/base/room_to_start.h"
 #include "client/connection/deadline.h"
 #include "client/connection/grpc_use.h"
 
@@ -28,6 +30,18 @@ namespace vrambroker::client_internal {
 namespace {
 
 constexpr absl::string_view kNoDaemon = "no vrambrokerd: ";
+// Threads of a client: the one that reports, and those that end what a thread of gRPC may not.
+constexpr int kOwnThreads = 3;
+std::atomic<int> live_channels{0};  // while there is one, gRPC has all that it needs
+
+std::shared_ptr<grpc::Channel> Counted(std::shared_ptr<grpc::Channel> channel) {
+  ++live_channels;
+  grpc::Channel* const counted = channel.get();
+  return {counted, [channel = std::move(channel)](grpc::Channel*) mutable {
+            channel.reset();
+            --live_channels;
+          }};
+}
 
 struct User {
   std::string name;  // the number of one without a name
@@ -161,8 +175,11 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string&
       ConnectSocket(absl::StrCat(socket_dir, "/vrambroker.sock"), SOCK_STREAM, timeout, give_up);
   if (!fd.ok()) return fd.status();
   if (fcntl(fd->get(), F_SETFL, O_NONBLOCK) != 0) return absl::ErrnoToStatus(errno, "fcntl(O_NONBLOCK) failed");
+  if (live_channels == 0) {
+    if (absl::Status status = CheckRoomForGrpc(kOwnThreads); !status.ok()) return status;
+  }
   UseGrpc();
-  return grpc::CreateInsecureChannelFromFd("vrambrokerd", fd->Release());
+  return Counted(grpc::CreateInsecureChannelFromFd("vrambrokerd", fd->Release()));
 }
 
 bool IsNoDaemon(const absl::Status& status) {

@@ -26,7 +26,8 @@ absl::StatusOr<UniqueFd> ConnectSocket(const std::string& path, int type, absl::
 // A channel over one connection to the daemon that serves `socket_dir`. It never reconnects: when the daemon goes
 // away, calls fail at once, and a session can never silently continue with another daemon.
 // Errors as ConnectSocket(). FailedPrecondition in a process made by fork() after its parent had a channel: gRPC's
-// state is shared with the parent, and using it would end the parent.
+// state is shared with the parent, and using it would end the parent. ResourceExhausted where gRPC cannot start: it
+// would end this process, or wait for ever.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string& socket_dir, absl::Duration timeout,
                                                               const std::function<bool()>& give_up = nullptr);
 

@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "allocator/base/bytes.h"
 #include "allocator/base/names.h"
+#include "allocator/base/room_to_start.h"
 #include "allocator/base/segment_call_bounds.h"
 #include "allocator/device/cuda_device.h"
 #include "allocator/device/host_device.h"
@@ -100,8 +101,11 @@ absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientO
     self->link_ = *std::move(link);
     self->lost_ = !self->link_->stream->status().ok();
   }
-  if (self->leases()) self->background_thread_ = std::thread([raw = self.get()] { raw->Keep(); });
-  return self;
+  if (!self->leases()) return self;
+  self->background_thread_ = StartThread([raw = self.get()] { raw->Keep(); });
+  if (self->background_thread_.joinable()) return self;
+  End(std::move(self));
+  return NoThreadError();
 }
 
 // ---- Ending ----

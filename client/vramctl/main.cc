@@ -10,11 +10,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
+#include "allocator/base/room_to_start.h"
 #include "allocator/wire/admin_json.h"
 #include "client/vramctl/arguments.h"
 #include "client/vramctl/commands/commands.h"
@@ -42,6 +44,9 @@ absl::Status Run(const std::function<absl::Status()>& command) {
     status = command();
   } catch (const std::bad_alloc&) {  // a trace may unpack to more than there is
     status = absl::ResourceExhaustedError("this machine has not enough memory for that");
+  } catch (const std::system_error& error) {
+    status = error.code() == std::errc::resource_unavailable_try_again ? vrambroker::NoThreadError()
+                                                                       : absl::InternalError(error.what());
   }
   if (status.ok() && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
     status = absl::DataLossError(absl::StrCat("the output was not written: ", std::strerror(errno)));

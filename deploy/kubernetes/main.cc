@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
 #include "allocator/base/command_line.h"
+#include "allocator/base/room_to_start.h"
 #include "allocator/base/unique_fd.h"
 #include "deploy/kubernetes/node.h"
 #include "deploy/kubernetes/units.h"
@@ -162,6 +163,7 @@ int main(int argc, char** argv) {
   if (!node_options.ok()) return Fail(node_options.status(), 2);
   const absl::StatusOr<vrambroker::UniqueFd> node_lock = LockNode(node_options->socket_dir);
   if (!node_lock.ok()) return Fail(node_lock.status(), 1);
+  if (const absl::Status room = vrambroker::CheckRoomForGrpc(/*own_threads=*/4); !room.ok()) return Fail(room, 1);
 
   spdlog::set_default_logger(spdlog::stderr_color_mt(kProgram));
   vrambroker::SetLogFormat(options.log_format == "json" ? vrambroker::LogFormat::kJson : vrambroker::LogFormat::kText,

@@ -11,12 +11,14 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "allocator/base/descriptor_reserve.h"
+#include "allocator/base/room_to_start.h"
 #include "allocator/device/process_files.h"
 
 #ifndef SO_PEERPIDFD
@@ -103,8 +105,12 @@ absl::StatusOr<std::shared_ptr<const UniqueFd>> ProcessWatch::LookAt(pid_t pid) 
   auto end = std::make_shared<const UniqueFd>(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!end->valid()) return DescriptorError(errno, "eventfd");
   MutexLock lock(mu_);
+  try {
+    if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { Run(); });
+  } catch (const std::system_error&) {
+    return NoThreadError();
+  }
   watched_[process].push_back(end);
-  if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { Run(); });
   return end;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -27,18 +28,24 @@ std::atomic<bool> said_that_it_waits{false};
 
 WaitingNotice::WaitingNotice(absl::Duration timeout) {
   if (timeout <= kSilence) return;
-  thread_ = std::thread([this, timeout] {
-    const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(kSilence);
-    MutexLock lock(mu_);
-    while (!done_) {
-      if (changed_.WaitUntil(mu_, until)) continue;
-      if (!done_ && !said_that_it_waits.exchange(true)) {
-        std::fprintf(stderr, "vramctl: no answer yet; waiting for up to %s (--timeout)\n",
-                     absl::FormatDuration(timeout).c_str());
-      }
-      return;
+  try {
+    thread_ = std::thread([this, timeout] { Wait(timeout); });
+    // There is none to be had.
+  } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch)
+  }
+}
+
+void WaitingNotice::Wait(absl::Duration timeout) {
+  const auto until = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(kSilence);
+  MutexLock lock(mu_);
+  while (!done_) {
+    if (changed_.WaitUntil(mu_, until)) continue;
+    if (!done_ && !said_that_it_waits.exchange(true)) {
+      std::fprintf(stderr, "vramctl: no answer yet; waiting for up to %s (--timeout)\n",
+                   absl::FormatDuration(timeout).c_str());
     }
-  });
+    return;
+  }
 }
 
 WaitingNotice::~WaitingNotice() {

@@ -39,10 +39,12 @@ class WaitingNotice {
   WaitingNotice& operator=(const WaitingNotice&) = delete;
 
  private:
+  void Wait(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+
   Mutex mu_;
   CondVar changed_;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
-  std::thread thread_;
+  std::thread thread_;  // not joinable when there is none to be had: then nothing is said
 };
 
 // Gives up calls from another thread: the one under way, and all later ones. Thread-safe.
