@@ -225,6 +225,7 @@ absl::Status ParsePinned(absl::string_view key, absl::string_view value, AllocCo
 struct Setting {
   absl::string_view key;
   absl::Status (*parse)(absl::string_view key, absl::string_view value, AllocConf& conf);
+  bool is_ignored = false;
 };
 
 constexpr absl::string_view kLargeSegmentKey = "large_segment_size_mb";
@@ -236,15 +237,15 @@ constexpr Setting kSettings[] = {
     {"roundup_power2_divisions", ParseDivisions},
     {"per_process_memory_fraction", ParseFraction},
     {"throw_on_cudamalloc_oom", ParseReject},
-    {"expandable_segments", ParseExpandable},
-    {"expandable_segments_reserve", ParseReserve},
-    {"expandable_segments_reserve_by_class", ParseReserve},
-    {"release_lock_on_cudamalloc", ParseReleaseLock},
-    {"release_lock_on_hipmalloc", ParseReleaseLock},  // PyTorch takes both names in every build
-    {"graph_capture_record_stream_reuse", ParseGraphCapture},
-    {"backend", ParseBackend},
+    {"expandable_segments", ParseExpandable, /*is_ignored=*/true},
+    {"expandable_segments_reserve", ParseReserve, /*is_ignored=*/true},
+    {"expandable_segments_reserve_by_class", ParseReserve, /*is_ignored=*/true},
+    {"release_lock_on_cudamalloc", ParseReleaseLock, /*is_ignored=*/true},
+    {"release_lock_on_hipmalloc", ParseReleaseLock, /*is_ignored=*/true},  // PyTorch takes both names in every build
+    {"graph_capture_record_stream_reuse", ParseGraphCapture, /*is_ignored=*/true},
+    {"backend", ParseBackend, /*is_ignored=*/true},
 };
-constexpr Setting kPinned = {"pinned_", ParsePinned};  // every key that begins so
+constexpr Setting kPinned = {"pinned_", ParsePinned, /*is_ignored=*/true};  // every key that begins so
 
 const Setting* FindSetting(absl::string_view key) {
   for (const Setting& setting : kSettings) {
@@ -332,7 +333,11 @@ absl::StatusOr<AllocConf> ParseAllocConf(absl::string_view text) {
   for (const Item& item : items) {
     const size_t warnings = conf.warnings.size();
     if (absl::Status status = item.setting->parse(item.key, item.value, conf); !status.ok()) return status;
-    if (!item.is_repeated) continue;
+    if (!item.is_repeated) {
+      if (item.setting->is_ignored)
+        absl::StrAppend(&conf.ignored, conf.ignored.empty() ? "" : ",", item.key, ":", item.value);
+      continue;
+    }
     conf.warnings.resize(warnings);
     conf.warnings.push_back(
         absl::StrCat(item.key, ": ", Quoted(item.value), " is not the last value given for it; the last one applies."));

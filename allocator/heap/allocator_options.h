@@ -48,6 +48,8 @@ struct AllocatorOptions {
 
 struct AllocConf {
   AllocatorOptions options;
+  // The settings that are understood and have no effect here, as text: PyTorch may heed them.
+  std::string ignored;
   // Sentences: one for each setting that is understood and has no effect here, or another effect than its text says.
   std::vector<std::string> warnings;
 };

@@ -73,6 +73,7 @@ absl::StatusOr<ReplayConfig> ParseReplayConf(absl::string_view text, std::vector
       absl::StatusOr<AllocConf> conf = ParseAllocConf(value);
       if (!conf.ok()) return bad(conf.status().message());
       config.options = conf->options;
+      config.left_out.ignored = conf->ignored;
       if (warnings != nullptr) warnings->insert(warnings->end(), conf->warnings.begin(), conf->warnings.end());
     } else if (key == "device_bytes") {
       const absl::StatusOr<uint64_t> bytes = ParseBytes(value);

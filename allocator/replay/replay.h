@@ -25,6 +25,7 @@ struct ReplayConfig {
   AllocatorOptions options;
   uint64_t device_bytes = kUnlimitedBytes;
   std::optional<double> fraction;  // the memory fraction, set before the first operation
+  LeftOutSettings left_out;        // of who made the options: a replay has no use for it
 
   bool operator==(const ReplayConfig&) const = default;
 };

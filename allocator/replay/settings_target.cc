@@ -89,12 +89,13 @@ std::string SettingsTarget::release() const {
   return absl::StrCat(major_, ".", minor_);
 }
 
-std::string SettingsTarget::Use(const AllocatorOptions& options) const {
-  if (options == AllocatorOptions()) {
+std::string SettingsTarget::Use(const AllocatorOptions& options, absl::string_view ignored) const {
+  if (options == AllocatorOptions() && ignored.empty()) {
     return is_torch_ ? "unset PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_ALLOC_CONF"
                      : "PYTORCH_CUDA_ALLOC_CONF=large_segment_size_mb:20";
   }
-  return absl::StrCat("PYTORCH_CUDA_ALLOC_CONF=", FormatAllocConf(options));
+  const std::string heeded = FormatAllocConf(options);
+  return absl::StrCat("PYTORCH_CUDA_ALLOC_CONF=", heeded, heeded.empty() || ignored.empty() ? "" : ",", ignored);
 }
 
 }  // namespace vrambroker

@@ -40,8 +40,9 @@ class SettingsTarget {
   std::string release() const;  // "2.6". REQUIRES: is_torch()
   // How to give it `options`: "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64". Every release reads this name, and takes
   // it before any newer one: an image may export it. vrambroker's clients read the same variables; where they find
-  // none, the daemon's settings apply, so that its defaults are named, too.
-  std::string Use(const AllocatorOptions& options) const;
+  // none, the daemon's settings apply, so that its defaults are named, too. `ignored`: AllocConf::ignored of what the
+  // line replaces.
+  std::string Use(const AllocatorOptions& options, absl::string_view ignored = "") const;
 
  private:
   bool IsAtLeast(int major, int minor) const { return major_ > major || (major_ == major && minor_ >= minor); }

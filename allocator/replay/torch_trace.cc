@@ -320,6 +320,7 @@ void TraceMaker::ReadSettings(const PickleValue& snapshot) {
   // The fraction is of a device whose size is not known. What the limit did is in the events.
   options_.per_process_memory_fraction = 1.0;
   trace_.recorded_options = options_;
+  trace_.left_out = {.per_process_memory_fraction = settings_.per_process_memory_fraction, .ignored = conf->ignored};
 }
 
 void TraceMaker::FindWriter(const PickleValue& snapshot) {

@@ -75,6 +75,14 @@ struct TraceWriter {
   std::string words;      // "PyTorch 2.3 or newer wrote it"
 };
 
+// LeftOutSettings: the settings of a heap that a replay leaves out. Who replaces all settings has to say these again.
+struct LeftOutSettings {
+  double per_process_memory_fraction = 1.0;  // of a device whose size is not known
+  std::string ignored;                       // AllocConf::ignored
+
+  bool operator==(const LeftOutSettings&) const = default;
+};
+
 struct Trace {
   TraceStart start;
   std::vector<TraceOp> ops;
@@ -82,6 +90,7 @@ struct Trace {
   std::vector<size_t> recorded_refusals;             // allocations in `ops` that were refused when it was recorded
   std::vector<std::string> notes;                    // what had to be left out or guessed, a sentence each
   std::optional<AllocatorOptions> recorded_options;  // the settings of the heap that was recorded, where known
+  LeftOutSettings left_out;                          // of these settings
   std::optional<TraceWriter> writer;                 // of a snapshot of PyTorch's
 };
 

@@ -164,6 +164,29 @@ TEST_P(DiagnoseTest, ALimitThatHasBeenRaisedSinceIsNotToBeLowered) {
                     Not(HasSubstr("vramctl limit"))));
 }
 
+TEST_P(DiagnoseTest, TheLimitOfTheClaimIsToBeRaisedToo) {
+  ASSERT_OK(StartDaemon({.capacity = "1GiB"}));
+  ASSERT_EQ(Ctl({"claim", "create", "team", "--limit=540MiB"}).exit_code, 0);
+  ClientOptions options;
+  options.socket_dir = dir() + "/claims/team";
+  options.name = "job";
+  options.limit = Limit(kLimit);
+  options.placement = placement_;
+  options.call_timeout = options.connect_timeout = kPatience;
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
+  ASSERT_OK_AND_ASSIGN(const Buffer held, client.Allocate(500_MiB));
+  EXPECT_STATUS(client.Allocate(100_MiB), absl::StatusCode::kResourceExhausted, "");
+  EXPECT_THAT(
+      Ctl({"diagnose", "job", kFewer}).out,
+      HasSubstr("raise the limit to 600MiB (vramctl limit job 600MiB) and have the limit of claim team raised to "
+                "600MiB (vramctl claim set team --limit 600MiB): it is served then"));
+  ASSERT_EQ(Ctl({"limit", "job", "600MiB"}).exit_code, 0);
+  EXPECT_STATUS(client.Allocate(100_MiB), absl::StatusCode::kResourceExhausted, "");
+  EXPECT_THAT(Ctl({"diagnose", "job", kFewer}).out, HasSubstr("- have the limit of claim team raised to 600MiB"));
+  ASSERT_EQ(Ctl({"claim", "set", "team", "--limit", "600MiB"}).exit_code, 0);
+  EXPECT_OK(client.Allocate(100_MiB));
+}
+
 TEST_P(DiagnoseTest, WhatIsRecommendedIsThereWhereItIsToBeUsed) {
   ASSERT_OK(StartDaemon({.capacity = "1GiB"}));
   RunJob();

@@ -167,11 +167,16 @@ std::string MoreRoom(const Diagnosed& of) {
                                    SessionText(of.event.client()), " ", mib(needed), ")"));
     }
   }
-  // Growth within the guarantee is charged to the user already.
+  // Growth within the guarantee is charged to the user, or the claim, already.
   const uint64_t guaranteed = report.guarantee_bytes() - std::min(report.guarantee_bytes(), report.reserved_bytes());
-  const uint64_t growth_of_user = growth - std::min(growth, guaranteed);
-  if (report.user_limit_bytes() > 0 && report.user_reserved_bytes() + growth_of_user > report.user_limit_bytes()) {
-    parts.push_back(absl::StrCat("have user_limit raised to ", mib(report.user_reserved_bytes() + growth_of_user)));
+  const uint64_t growth_of_share = growth - std::min(growth, guaranteed);
+  if (report.user_limit_bytes() > 0 && report.user_reserved_bytes() + growth_of_share > report.user_limit_bytes()) {
+    parts.push_back(absl::StrCat("have user_limit raised to ", mib(report.user_reserved_bytes() + growth_of_share)));
+  }
+  if (const uint64_t of_claim = report.claim_reserved_bytes() + growth_of_share;
+      !report.claim().empty() && of_claim > report.claim_limit_bytes()) {
+    parts.push_back(absl::StrCat("have the limit of claim ", report.claim(), " raised to ", mib(of_claim),
+                                 " (vramctl claim set ", report.claim(), " --limit ", mib(of_claim), ")"));
   }
   const uint64_t free =
       report.device_available_bytes() - std::min(report.device_available_bytes(), report.device_kept_free_bytes());

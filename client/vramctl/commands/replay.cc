@@ -36,6 +36,7 @@ absl::StatusOr<ReplayConfig> ReplayConfigOf(const ReplayFlags& flags) {
     for (const std::string& warning : conf->warnings)
       std::fprintf(stderr, "vramctl: --alloc-conf: %s\n", warning.c_str());
     config.options = conf->options;
+    config.left_out.ignored = conf->ignored;
   }
   if (!flags.device_bytes.empty()) {
     const absl::StatusOr<uint64_t> bytes = ParseBytes(flags.device_bytes);
@@ -69,7 +70,10 @@ absl::StatusOr<Trace> ReadTraceArgument(const Context& context, const std::strin
 
 absl::StatusOr<ReplayConfig> ConfigFor(const ReplayFlags& flags, const Trace& trace, const ReplayConfig& given) {
   ReplayConfig config = given;
-  if (flags.conf.empty() && flags.alloc_conf.empty()) config.options = trace.recorded_options.value_or(config.options);
+  if (flags.conf.empty() && flags.alloc_conf.empty()) {
+    config.options = trace.recorded_options.value_or(config.options);
+    config.left_out = trace.left_out;
+  }
   const Replay replay(config, trace);
   if (replay.start_status().ok()) return config;
   return Refusal({replay.start_status().code(), absl::StrCat("does not fit: ", replay.start_status().message())});

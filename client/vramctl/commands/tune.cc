@@ -87,8 +87,18 @@ void PrintNewer(const Trace& trace, const ReplayConfig& config, const TuneResult
               FormatBytes(other.summary.peak_reserved_bytes).c_str(), newest.name().c_str());
 }
 
-Json CandidateJson(const TuneCandidate& candidate) {
+// Use gives the whole line to use: the settings that it replaces may be more than a replay heeds.
+std::string Use(const TuneCandidate& candidate, const SettingsTarget& target, const LeftOutSettings& left_out) {
+  AllocatorOptions options = candidate.options;
+  if (left_out.per_process_memory_fraction < 1) {
+    options.per_process_memory_fraction = left_out.per_process_memory_fraction;
+  }
+  return target.Use(target.Nearest(options), left_out.ignored);
+}
+
+Json CandidateJson(const TuneCandidate& candidate, const SettingsTarget& target, const LeftOutSettings& left_out) {
   Json json = {{"alloc_conf", FormatAllocConf(candidate.options)},
+               {"use", Use(candidate, target, left_out)},
                {"peak_allocated_bytes", candidate.summary.peak_allocated_bytes},
                {"peak_reserved_bytes", candidate.summary.peak_reserved_bytes},
                {"fragmentation_at_peak", candidate.summary.fragmentation_at_peak},
@@ -100,9 +110,10 @@ Json CandidateJson(const TuneCandidate& candidate) {
   return json;
 }
 
-Json CandidatesJson(const std::vector<TuneCandidate>& candidates) {
+Json CandidatesJson(const std::vector<TuneCandidate>& candidates, const SettingsTarget& target,
+                    const LeftOutSettings& left_out) {
   Json json = Json::array();
-  for (const TuneCandidate& candidate : candidates) json.push_back(CandidateJson(candidate));
+  for (const TuneCandidate& candidate : candidates) json.push_back(CandidateJson(candidate, target, left_out));
   return json;
 }
 
@@ -125,14 +136,17 @@ absl::Status RunTune(const Context& context, const std::string& path) {
   const auto progress = context.json ? [](size_t, size_t) {} : ShowProgress;
   const TuneResult result = Tune(*trace, *config, *target, threads, progress);
   if (context.json) {
+    const auto json_of = [&](const TuneCandidate& candidate) {
+      return CandidateJson(candidate, *target, config->left_out);
+    };
     const Json json = {{"trace", path},
                        {"for", target->name()},
                        {"tried", result.tried},
                        {"smaller_devices_bytes", result.smaller_devices},
-                       {"baseline", CandidateJson(result.baseline)},
-                       {"default", CandidateJson(result.pytorch_default.value_or(result.baseline))},
-                       {"by_peak_reserved", CandidatesJson(result.by_peak_reserved)},
-                       {"by_device_calls", CandidatesJson(result.by_device_calls)}};
+                       {"baseline", json_of(result.baseline)},
+                       {"default", json_of(result.pytorch_default.value_or(result.baseline))},
+                       {"by_peak_reserved", CandidatesJson(result.by_peak_reserved, *target, config->left_out)},
+                       {"by_device_calls", CandidatesJson(result.by_device_calls, *target, config->left_out)}};
     std::printf("%s\n", JsonText(json, /*indent=*/2).c_str());
     return absl::OkStatus();
   }
@@ -158,7 +172,7 @@ absl::Status RunTune(const Context& context, const std::string& path) {
                 FormatBytes(best.summary.peak_reserved_bytes).c_str(),
                 FormatBytes(baseline.peak_reserved_bytes).c_str());
   }
-  std::printf("\n  %s\n", target->Use(best.options).c_str());
+  std::printf("\n  %s\n", Use(best, *target, config->left_out).c_str());
   if (writer != nullptr && !writer->oldest.Has(best.options)) {
     std::printf("\nFor that, PyTorch must be %s or newer; %s.\n",
                 SettingsTarget::OldestTorchWith(best.options).release().c_str(), writer->words.c_str());

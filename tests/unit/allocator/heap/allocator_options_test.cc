@@ -389,6 +389,7 @@ TEST(AllocConfTest, OneWarningForEachSettingAndTheOthersApply) {
   ASSERT_TRUE(conf.ok()) << conf.status();
   EXPECT_EQ(conf->options.max_split_bytes, 128_MiB);
   EXPECT_THAT(conf->warnings, ElementsAre(HasSubstr("expandable"), HasSubstr("pinned_a"), HasSubstr("pinned_b")));
+  EXPECT_EQ(conf->ignored, "expandable_segments:True,pinned_a:1,pinned_b:2");
 }
 
 // As in PyTorch. The warning is of the value that does not apply.
@@ -414,6 +415,7 @@ TEST(AllocConfTest, TheLastValueOfAKeyApplies) {
               ElementsAre(HasSubstr("\"True\" is not the last value")));
   EXPECT_THAT(parsed("pinned_x:1,pinned_x:2").warnings,
               ElementsAre(HasSubstr("\"1\" is not the last value"), HasSubstr("pinned_x has no effect")));
+  EXPECT_EQ(parsed("pinned_x:1,max_split_size_mb:64,pinned_x:2").ignored, "pinned_x:2");
 }
 
 TEST(AllocConfTest, AnOddLargeSegmentIsRoundedUp) {

@@ -173,6 +173,24 @@ def release_faults(folder):
         yield f"a snapshot of vrambroker's own: {found}"
 
 
+def line_to_use_faults(folder):
+    """It takes the place of all settings that the job had, so it has also those that a replay leaves out."""
+    events, state = held(20, device=0)
+    had = "per_process_memory_fraction:0.4,expandable_segments:False,pinned_use_cuda_host_register:True"
+    file = write(folder / "left_out.pickle", {"segments": state, "device_traces": [events], "allocator_settings": settings(had)})
+    ignored = "expandable_segments:False,pinned_use_cuda_host_register:True"
+    for args, rest in (([], f"per_process_memory_fraction:0.4,{ignored}"), (["--for=torch-2.6"], ignored),
+                       (["--alloc-conf=backend:native,max_split_size_mb:512"], "backend:native"),
+                       (["--alloc-conf=max_split_size_mb:512"], "")):
+        best = json.loads(vramctl("tune", file, *args, "--format=json").stdout)["by_peak_reserved"]
+        if not best and "--for=torch-2.6" in args:
+            continue  # it has nothing that is better
+        conf = best[0]["alloc_conf"]
+        wanted = f"PYTORCH_CUDA_ALLOC_CONF={conf}" + (f",{rest}" if rest else "")
+        if best[0]["use"] != wanted or f"  {wanted}\n" not in (done := vramctl("tune", file, *args)).stdout:
+            yield f"tune {args}: {best[0]['use']!r} instead of {wanted!r}"
+
+
 def without_daemon_faults(folder):
     """What a file holds, drawn and summed."""
     empty = folder / "no_daemon"  # no socket is in it
@@ -259,7 +277,7 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         faults = [*skipped_faults(golden, folder), *device_faults(folder), *release_faults(folder),
-                  *without_daemon_faults(folder), *growth_faults(folder)]
+                  *line_to_use_faults(folder), *without_daemon_faults(folder), *growth_faults(folder)]
     for fault in faults:
         print(fault)
     print(f"{len(faults)} faults")
