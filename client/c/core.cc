@@ -292,7 +292,8 @@ int CoreReportSegmentUse(vrambroker_client* client, int device, const vrambroker
     return Report(Of(client).ReportSegmentUse({.allocated_bytes = use->allocated_bytes,
                                                .requested_bytes = use->requested_bytes,
                                                .inactive_split_bytes = use->inactive_split_bytes,
-                                               .idle_bytes = use->idle_bytes},
+                                               .idle_bytes = use->idle_bytes,
+                                               .allocated_bytes_peak = use->allocated_bytes_peak},
                                               device));
   });
 }

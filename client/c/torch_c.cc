@@ -2,6 +2,8 @@
 //
 // libvrambroker.so: the functions that PyTorch calls, and what they were refused.
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstddef>
@@ -9,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 
 #include "client/c/byte_cap.h"
 #include "client/c/core_api.h"
@@ -32,13 +35,46 @@ void Tell(const char* function) {
 constexpr size_t kRefusals = 16;
 constexpr size_t kRefusalV1 = offsetof(vrambroker_torch_refusal, out_of_memory) +
                               offsetof(vrambroker_out_of_memory, waited_ms) + sizeof(uint64_t);
+constexpr size_t kOriginV1 = offsetof(vrambroker_torch_refusal_origin, served_since) + sizeof(int);
 pthread_mutex_t refusals_mutex = PTHREAD_MUTEX_INITIALIZER;
 vrambroker_torch_refusal refusals[kRefusals];  // guarded by refusals_mutex; the n-th is at n % kRefusals
 char* reports[kRefusals];                      // guarded by refusals_mutex; of each, as JSON, or null
-uint64_t refused = 0;                          // guarded by refusals_mutex
+struct Origin {
+  uint64_t thread;
+  int64_t time_ms;
+  bool served_since;
+};
+Origin origins[kRefusals];              // guarded by refusals_mutex; of each
+thread_local bool was_refused = false;  // this thread, and has not been served as much since
+uint64_t refused = 0;                   // guarded by refusals_mutex
 
 [[gnu::constructor]] void RenewLockInChildren() {  // another thread of the parent may have had it
   pthread_atfork(nullptr, nullptr, [] { pthread_mutex_init(&refusals_mutex, nullptr); });
+}
+
+int64_t NowMs() {
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000;
+}
+
+uint64_t ThisThread() {
+  return static_cast<uint64_t>(syscall(SYS_gettid));
+}
+
+// NoteServed: this thread has got `bytes`, so that no error comes of its refusals of as much.
+void NoteServed(uint64_t bytes) {
+  if (!was_refused) return;
+  const uint64_t thread = ThisThread();
+  bool is_any_left = false;
+  pthread_mutex_lock(&refusals_mutex);
+  for (size_t i = 0; i < kRefusals; ++i) {
+    if (origins[i].thread != thread) continue;
+    if (refusals[i].requested_bytes == bytes) origins[i].served_since = true;
+    is_any_left = is_any_left || !origins[i].served_since;
+  }
+  pthread_mutex_unlock(&refusals_mutex);
+  was_refused = is_any_left;
 }
 
 // The last error of this thread was the answer to a request for `bytes`.
@@ -47,6 +83,8 @@ void Remember(uint64_t bytes, int device) {
   pthread_mutex_lock(&refusals_mutex);
   vrambroker_torch_refusal& refusal = refusals[refused % kRefusals];
   refusal = {};
+  origins[refused % kRefusals] = {.thread = ThisThread(), .time_ms = NowMs(), .served_since = false};
+  was_refused = true;
   refusal.number = ++refused;
   refusal.requested_bytes = bytes;
   refusal.device = device;
@@ -103,6 +141,7 @@ void* TorchMalloc(const char* function, ssize_t size, int device, void* stream, 
     Tell(function);
     return nullptr;
   }
+  NoteServed(bytes);
   // From exit() on nothing is given back: the daemon takes the process's memory with the process. Registered after all
   // that the core keeps has been made, and so called before any of it is destroyed.
   if (!registered.load(std::memory_order_relaxed) && !registered.exchange(true)) {
@@ -156,6 +195,23 @@ int vrambroker_torch_last_refusal(size_t index, vrambroker_torch_refusal* out) {
   const vrambroker_torch_refusal refusal = known ? refusals[(refused - 1 - index) % kRefusals] : refusals[0];
   pthread_mutex_unlock(&refusals_mutex);
   return known ? CopyOut(refusal, out) : VRAMBROKER_NOT_FOUND;
+}
+
+int vrambroker_torch_get_refusal_origin(uint64_t number, vrambroker_torch_refusal_origin* out) {
+  if (out == nullptr) return Fail(VRAMBROKER_INVALID_ARGUMENT, "%s: out is NULL", __func__);
+  if (out->struct_size < kOriginV1) {
+    return Fail(VRAMBROKER_INVALID_ARGUMENT, "%s: struct_size is %zu: set it to sizeof", __func__, out->struct_size);
+  }
+  pthread_mutex_lock(&refusals_mutex);
+  const bool known = number > 0 && number <= refused && refused - number < kRefusals;
+  const Origin origin = known ? origins[(number - 1) % kRefusals] : Origin{};
+  pthread_mutex_unlock(&refusals_mutex);
+  if (!known) return VRAMBROKER_NOT_FOUND;
+  return CopyOut(vrambroker_torch_refusal_origin{.struct_size = sizeof *out,
+                                                 .thread = origin.thread,
+                                                 .age_ms = NowMs() - origin.time_ms,
+                                                 .served_since = origin.served_since ? 1 : 0},
+                 out);
 }
 
 int vrambroker_torch_out_of_memory_json(uint64_t number, char* buffer, size_t size, size_t* needed) {

@@ -357,7 +357,9 @@ int vrambroker_try_lease_segment(vrambroker_client* client, uint64_t bytes, int 
 int vrambroker_report_segment_use(vrambroker_client* client, int device, const vrambroker_segment_use* use) {
   VRAMBROKER_REQUIRE_CLIENT(client);
   VRAMBROKER_REQUIRE_STRUCT(use, kSegmentUseV1);
-  return Kept(client->core, client->core->report_segment_use(client, device, use));
+  vrambroker_segment_use known = {};  // what its program does not know is 0
+  std::memcpy(&known, use, std::min(use->struct_size, sizeof known));
+  return Kept(client->core, client->core->report_segment_use(client, device, &known));
 }
 
 int vrambroker_serve_trims(vrambroker_client* client, int on) {

@@ -176,6 +176,15 @@ class LeasedHeap final : public Heap, private EventSource {
   MemoryStats whole_stats_ ABSL_GUARDED_BY(mu_);  // as if all that is leased were in use
   // What the application said last, and what has been leased and returned since then.
   std::optional<SegmentUse> use_ ABSL_GUARDED_BY(mu_);
+  // The most that the application has reported since the last reset of peaks, and its own peak, as it last told that.
+  struct UsePeaks {
+    uint64_t allocated_bytes = 0;
+    uint64_t requested_bytes = 0;
+    uint64_t active_bytes = 0;
+    uint64_t inactive_split_bytes = 0;
+  };
+  UsePeaks use_peaks_ ABSL_GUARDED_BY(mu_);
+  uint64_t told_peak_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_whole_address_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -56,6 +56,14 @@ void LeasedHeap::ReportUse(const SegmentUse& use) {
        {&use_->allocated_bytes, &use_->requested_bytes, &use_->inactive_split_bytes, &use_->idle_bytes}) {
     *bytes = std::min(*bytes, reserved);
   }
+  const uint64_t told = std::min(use.allocated_bytes_peak, whole_stats_.reserved_bytes.all.peak);
+  const bool is_new = std::exchange(told_peak_bytes_, told) != told;  // else it may be of before a reset
+  const MemoryStats now = WholeStats();
+  const auto raise = [](uint64_t& peak, uint64_t bytes) { peak = std::max(peak, bytes); };
+  raise(use_peaks_.allocated_bytes, std::max(now.allocated_bytes.all.current, is_new ? told : 0));
+  raise(use_peaks_.requested_bytes, now.requested_bytes.all.current);
+  raise(use_peaks_.active_bytes, std::max(now.active_bytes.all.current, use_peaks_.allocated_bytes));
+  raise(use_peaks_.inactive_split_bytes, now.inactive_split_bytes.all.current);
 }
 
 MemoryStats LeasedHeap::WholeStats() const {
@@ -66,14 +74,15 @@ MemoryStats LeasedHeap::WholeStats() const {
   const uint64_t split = std::min(use_->inactive_split_bytes, reserved - reclaimable);
   const uint64_t active = reserved - reclaimable - split;
   const uint64_t allocated = std::min(use_->allocated_bytes, active);
-  const auto set = [](PoolStat& stat, uint64_t bytes) {
+  const auto set = [](PoolStat& stat, uint64_t bytes, uint64_t peak) {
     const uint64_t current = stat.all.current;
     bytes < current ? stat.Down(PoolKind::kLarge, current - bytes) : stat.Up(PoolKind::kLarge, bytes - current);
+    for (Stat* one : {&stat.all, &stat.pool[static_cast<int>(PoolKind::kLarge)]}) one->peak = std::max(peak, bytes);
   };
-  set(stats.inactive_split_bytes, split);
-  set(stats.active_bytes, active);
-  set(stats.allocated_bytes, allocated);
-  set(stats.requested_bytes, std::min(use_->requested_bytes, allocated));
+  set(stats.inactive_split_bytes, split, use_peaks_.inactive_split_bytes);
+  set(stats.active_bytes, active, use_peaks_.active_bytes);
+  set(stats.allocated_bytes, allocated, use_peaks_.allocated_bytes);
+  set(stats.requested_bytes, std::min(use_->requested_bytes, allocated), use_peaks_.requested_bytes);
   return stats;
 }
 
@@ -82,6 +91,7 @@ absl::Status LeasedHeap::ResetPeakStats(bool accumulated) {
   {
     MutexLock lock(mu_);
     whole_stats_.ResetPeaks();
+    use_peaks_ = {};
   }
   return accumulated ? ResetTotals() : absl::OkStatus();
 }

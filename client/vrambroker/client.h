@@ -201,6 +201,7 @@ struct SegmentUse {
   uint64_t requested_bytes = 0;       // of these, as asked for
   uint64_t inactive_split_bytes = 0;  // free, in segments that also hold used blocks
   uint64_t idle_bytes = 0;            // of segments that hold no block: what it could give back
+  uint64_t allocated_bytes_peak = 0;  // the most of allocated_bytes so far; 0: the most that was reported
 };
 
 // The daemon asks for memory that is reclaimable in the program; see Client::WaitForTrim().

@@ -280,6 +280,7 @@ typedef struct vrambroker_segment_use {
   uint64_t requested_bytes;      /* of these, as asked for */
   uint64_t inactive_split_bytes; /* free, in segments that also hold used blocks */
   uint64_t idle_bytes;           /* of segments that hold no block: what it could give back */
+  uint64_t allocated_bytes_peak; /* the most of allocated_bytes so far; 0: the most that was reported */
 } vrambroker_segment_use;
 
 /* The daemon shows it, and asks for what is reclaimable when others need it. Without it, all that is leased counts as
@@ -470,6 +471,15 @@ typedef struct vrambroker_torch_refusal {
 /* `index` 0: the last one, 1: the one before. NOT_FOUND when there was none, or it is more than 15 back; that is not
  * remembered as an error. */
 VRAMBROKER_API int vrambroker_torch_last_refusal(size_t index, vrambroker_torch_refusal* out);
+/* Says more of the refusal with this `number`. NOT_FOUND when there was none, or it is more than 15 back; that is not
+ * remembered as an error. */
+typedef struct vrambroker_torch_refusal_origin {
+  size_t struct_size;
+  uint64_t thread;  /* that asked: gettid() */
+  int64_t age_ms;   /* since it was refused */
+  int served_since; /* 1: that thread has asked for as much again, and got it */
+} vrambroker_torch_refusal_origin;
+VRAMBROKER_API int vrambroker_torch_get_refusal_origin(uint64_t number, vrambroker_torch_refusal_origin* out);
 /* The whole report of the refusal with this `number`, as vrambroker_last_out_of_memory_json() has it. NOT_FOUND when it
  * was not for want of memory, or is more than 15 back. */
 VRAMBROKER_API int vrambroker_torch_out_of_memory_json(uint64_t number, char* buffer, size_t size, size_t* needed);

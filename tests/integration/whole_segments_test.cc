@@ -61,6 +61,28 @@ TEST_F(WholeSegmentsTest, TheDaemonShowsWhatTheProgramMakesOfThem) {
   WaitFor([&] { return Listed("program").idle_bytes() == 20_MiB; });
 }
 
+TEST_F(WholeSegmentsTest, ThePeakOfWhatIsUsedIsTheProgramsOwn) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("program"));
+  ASSERT_OK_AND_ASSIGN(const std::vector<void*> segments, Lease(client, 4));
+  const auto peak_after = [&](const SegmentUse& use) {
+    EXPECT_OK(client.ReportSegmentUse(use));
+    const MemoryStats stats = client.GetMemoryStats().value_or(MemoryStats());
+    EXPECT_EQ(stats.reserved_bytes.all.peak, 80_MiB);
+    stats.ForEach([](const char* name, const PoolStat& stat) { EXPECT_GE(stat.all.peak, stat.all.current) << name; });
+    return stats.allocated_bytes.all.peak;
+  };
+  EXPECT_EQ(peak_after({.allocated_bytes = 30_MiB, .requested_bytes = 20_MiB, .idle_bytes = 20_MiB}), 30_MiB);
+  EXPECT_EQ(peak_after({.allocated_bytes = 10_MiB, .requested_bytes = 10_MiB, .idle_bytes = 60_MiB}), 30_MiB);
+  EXPECT_EQ(peak_after({.allocated_bytes = 10_MiB, .allocated_bytes_peak = 50_MiB}), 50_MiB) << "between two reports";
+  ASSERT_OK_AND_ASSIGN(const MemoryStats stats, client.GetMemoryStats());
+  EXPECT_EQ(stats.requested_bytes.all.peak, 20_MiB);
+  EXPECT_EQ(stats.active_bytes.all.peak, 80_MiB);
+  EXPECT_OK(client.ResetPeakStats());
+  EXPECT_EQ(peak_after({.allocated_bytes = 12_MiB, .allocated_bytes_peak = 50_MiB}), 12_MiB) << "it was before";
+  EXPECT_EQ(peak_after({.allocated_bytes = 12_MiB, .allocated_bytes_peak = 55_MiB}), 55_MiB);
+  EXPECT_EQ(peak_after({.allocated_bytes_peak = std::numeric_limits<uint64_t>::max()}), 80_MiB);
+}
+
 // Nothing is recorded of what the program does with them, and vramctl says so at once.
 TEST_F(WholeSegmentsTest, ThereIsNothingToRecord) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("program"));

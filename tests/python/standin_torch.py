@@ -26,6 +26,7 @@ class Native:
         self.pools = {}  # id -> [use count, allocator]
         self.active = []  # pool ids, as PyTorch's captures_underway
         self.fraction = 1.0
+        self.peak = 0  # of what is in use
         self.deleted_in_use = 0
         self.first_use = lambda: None
         self.lock = threading.RLock()
@@ -33,6 +34,7 @@ class Native:
         self.settings_text = ""
         self.mallocs = 0  # calls of cudaMalloc()
         self.capture_fails = False  # and then it is never over
+        self.graphs_have_pools = False  # as PyTorch's; a graph's lives until it is reset
         self.graphs = 0  # being captured; in PyTorch these are in captures_underway, too
         self.emptied_in_capture = 0
         self.before_empty = lambda: None
@@ -61,7 +63,9 @@ class Native:
     def alloc(self, size):
         self.first_use()
         with self.lock:
-            return self._alloc(size)
+            address = self._alloc(size)
+            self.peak = max(self.peak, sum(size for size, _ in self.segments.values()))
+            return address
 
     def _alloc(self, size):
         size = -(-size // SEGMENT) * SEGMENT
@@ -77,10 +81,11 @@ class Native:
             address = self._segment(size, pool)
         if not address:
             total, free = self.mem_get_info()
+            allowed = "%d allowed; " % (self.fraction * self.mem_total()) if self.fraction < 1.0 else ""
             raise OutOfMemoryError("CUDA out of memory. Tried to allocate %.2f MiB. GPU 0 has a total capacity of %d of which "
-                                   "%d is free. If reserved but unallocated memory is large try setting "
+                                   "%d is free. %sIf reserved but unallocated memory is large try setting "
                                    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
-                                   % (size / (1 << 20), total, free))
+                                   % (size / (1 << 20), total, free, allowed))
         self.segments[address] = (size, pool)
         return address
 
@@ -251,7 +256,15 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
 
     @natively
     def memory_stats_as_nested_dict(device=None):
-        return {name: {"all": {"current": value}} for name, value in figures().items()}
+        nested = {name: {"all": {"current": value}} for name, value in figures().items()}
+        nested["allocated_bytes"]["all"]["peak"] = native.peak
+        return nested
+
+    def memory_snapshot():
+        with native.lock:
+            in_use = [(size, pool, size) for size, pool in native.segments.values()]
+            return [{"device": 0, "total_size": size, "active_size": active, "segment_pool_id": pool or (0, 0)}
+                    for size, pool, active in in_use + [(size, pool, 0) for _, size, pool in native.cached]]
 
     def _snapshot(device=None):
         return {"segments": [], "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": native.settings_text,
@@ -261,16 +274,26 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
         return torch._C._cuda_cudaCachingAllocator_set_allocator_settings(text)
 
     class CUDAGraph:
+        pool = None
+
         def capture_begin(self, pool=None):
             native.graphs += 1
+            if native.graphs_have_pools:
+                self.pool = (len(native.pools) + 1, 0)
+                native.pools[self.pool] = [1, None]
+                native.active.append(self.pool)
 
         def capture_end(self):
             if native.capture_fails:
                 raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
             native.graphs -= 1
+            if self.pool is not None:
+                native.active.remove(self.pool)
 
         def reset(self):
-            pass
+            if self.pool is not None:
+                native.use_pool(self.pool, -1)
+                self.pool = None
 
     class UntypedStorage:
         def _share_cuda_(self):
@@ -308,7 +331,7 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
 
     for function in (memory_stats, memory_stats_as_nested_dict, empty_cache, reset_peak_memory_stats,
                      reset_accumulated_memory_stats, mem_get_info, set_per_process_memory_fraction,
-                     get_per_process_memory_fraction, memory_reserved, max_memory_allocated, _snapshot,
+                     get_per_process_memory_fraction, memory_reserved, max_memory_allocated, memory_snapshot, _snapshot,
                      _set_allocator_settings, caching_allocator_alloc):
         setattr(memory, function.__name__, function)
         setattr(torch.cuda, function.__name__, function)

@@ -181,6 +181,55 @@ class IdleTest(TrainersTest):
         first.tell("native.before_empty = lambda: None")
         self.assertEqual(self.vramctl("trim", "first")["released_bytes"], 20 * MIB)
 
+    def test_a_pool_of_its_own_keeps_nothing(self):
+        first = self.trainer("first", mode="pool")
+        for _ in range(2):
+            first.tell("take(20)")
+            first.tell("drop()")
+            self.assertEqual(self.vramctl("trim", "first")["released_bytes"], 20 * MIB)
+        first.tell("take(20)")
+        first.tell("drop()")
+        first.tell("def fail(): raise RuntimeError('another reason')")
+        first.tell("native.before_empty = fail")
+        self.assertEqual(self.vramctl("trim", "first")["released_bytes"], 0)
+        self.assertEqual(first.tell("given()")["why"], "RuntimeError: another reason")
+
+    def test_the_peak_is_pytorchs(self):
+        first = self.trainer("first")
+        first.tell("take(20, 3)")
+        first.tell("drop()")  # PyTorch alone has seen the most
+        first.tell("take(20)")
+        support.wait_for(lambda: self.figures("first") == (60 * MIB, 20 * MIB, 40 * MIB))
+        stats = "vrambroker.torch._active.client.memory_stats()"
+        first.tell("torch.cuda.empty_cache()")
+        support.wait_for(lambda: self.figures("first") == (20 * MIB, 20 * MIB, 0))
+        self.assertEqual(first.tell(stats)["allocated_bytes.all.peak"], 60 * MIB)
+        first.tell("drop()")
+        # A cache that is larger than what is in use at a time.
+        second = self.trainer("second")
+        second.tell("take(20, 2)")
+        second.tell("drop()")
+        second.tell("take(30, 1)")
+        support.wait_for(lambda: self.figures("second") == (70 * MIB, 30 * MIB, 40 * MIB))
+        found = second.tell(stats)
+        self.assertEqual((found["allocated_bytes.all.peak"], found["reserved_bytes.all.peak"]), (40 * MIB, 70 * MIB))
+
+    def test_memory_of_a_graph_that_lives_is_not_idle(self):
+        first = self.trainer("first")
+        first.tell("native.graphs_have_pools = True")
+        first.tell("graph = torch.cuda.CUDAGraph()")
+        first.tell("take(20)")
+        first.tell("drop()")
+        first.tell("graph.capture_begin()")
+        first.tell("take(30)")
+        first.tell("drop()")
+        first.tell("graph.capture_end()")
+        support.wait_for(lambda: self.figures("first") == (50 * MIB, 0, 20 * MIB))
+        self.assertEqual(self.vramctl("trim", "first")["released_bytes"], 20 * MIB)
+        first.tell("graph.reset()")
+        support.wait_for(lambda: self.figures("first") == (30 * MIB, 0, 30 * MIB))
+        self.assertEqual(self.vramctl("trim", "first")["released_bytes"], 30 * MIB)
+
     def test_who_can_serve_itself_does_not_wait(self):
         other = self.trainer("other")
         other.tell("take(100)")

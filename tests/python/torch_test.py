@@ -134,6 +134,38 @@ class TorchTest(support.DaemonTest):
             own = refused(lambda: torch.native.alloc(24 * MiB), torch.cuda.OutOfMemoryError)
             assert "vrambroker: out of memory" not in str(own) and own.vrambroker_error is None, own
             torch.cuda.set_per_process_memory_fraction(1.0)
+            # A refusal is the reason of its own error, and of no later one with the same size.
+            def why_of(size, fraction=1.0):
+                torch.cuda.set_per_process_memory_fraction(fraction)
+                error = refused(lambda: torch.native.alloc(size * MiB), torch.cuda.OutOfMemoryError)
+                torch.cuda.set_per_process_memory_fraction(1.0)
+                return error.vrambroker_error
+            assert why_of(32).segment_bytes == 32 * MiB
+            assert why_of(32, 50 / 8192) is None, "of PyTorch's own limit"
+            torch.native.free(held)
+            torch.cuda.empty_cache()
+            lib = vrambroker.load().lib
+            lib.vrambroker_torch_malloc.restype = ctypes.c_void_p
+            lib.vrambroker_torch_malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+            lib.vrambroker_torch_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+            part = lib.vrambroker_torch_malloc(40 * MiB, 0, None)
+            assert lib.vrambroker_torch_malloc(34 * MiB, 0, None) is None  # C++ keeps such an error to itself, and asks again
+            lib.vrambroker_torch_free(part, 40 * MiB, 0, None)
+            lib.vrambroker_torch_free(lib.vrambroker_torch_malloc(34 * MiB, 0, None), 34 * MiB, 0, None)
+            assert why_of(34, 20 / 8192) is None, "it was served in the end"
+            # Of two threads that ask for as much, each has its own.
+            held = torch.native.alloc(40 * MiB)
+            errors, both = [], threading.Barrier(2)
+            def ask():
+                try:
+                    torch.native.alloc(44 * MiB)
+                except torch.cuda.OutOfMemoryError as error:
+                    errors.append(error.vrambroker_error)
+                both.wait()
+            threads = [threading.Thread(target=ask) for _ in range(2)]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+            assert all(error.segment_bytes == 44 * MiB for error in errors) and len(errors) == 2, errors
             assert str(torch.cuda.OutOfMemoryError()) == "" and str(torch.cuda.OutOfMemoryError(5)) == "5"
             assert torch.native.alloc(20 * MiB) and held  # and it goes on
             vrambroker.torch.disable()
@@ -204,6 +236,52 @@ class TorchTest(support.DaemonTest):
             assert status.mode == "pool" and "does not import cudaMalloc" in status.reason, status
             assert status.reason in str(status)
             assert torch.native.alloc(2 * MiB)
+        """)
+
+    def test_enable_that_fails_changes_nothing(self):
+        self.run_torch("""
+            torch = start()
+            native = torch.native
+            def breaks(name):
+                original = getattr(vrambroker.torch, name)
+                def fail(*arguments):
+                    setattr(vrambroker.torch, name, original)
+                    raise RuntimeError("broken: " + name)
+                setattr(vrambroker.torch, name, fail)
+            answers = torch.cuda.mem_get_info, torch.cuda.OutOfMemoryError.__init__, torch._C._cuda_beginAllocateToPool
+            def check():
+                assert not vrambroker.torch.status().mode
+                native.free(native.alloc(2 * MiB))
+                client = vrambroker.torch._TorchClient(vrambroker.load())
+                assert client.memory_stats()["reserved_bytes.all.current"] == 0
+                assert answers == (torch.cuda.mem_get_info, torch.cuda.OutOfMemoryError.__init__,
+                                   torch._C._cuda_beginAllocateToPool)
+            for mode in ("segments", "pool"):
+                for name in ("AllocatorSettings", "Captures", "IdleGiver", "Status"):
+                    breaks(name)
+                    assert "broken" in str(refused(lambda: vrambroker.torch.enable(mode=mode), RuntimeError)), name
+                    check()
+            warnings.simplefilter("error")  # of the 2 MiB that are there before
+            held = native.alloc(2 * MiB)
+            assert "outside the broker" in str(refused(vrambroker.torch.enable, UserWarning))
+            check()
+            warnings.simplefilter("ignore")
+            assert vrambroker.torch.enable().mode == "segments"
+            native.alloc(4 * MiB)
+            assert daemon() == 4 * MiB and held
+        """)
+
+    def test_plain_that_fails_changes_nothing(self):
+        self.run_torch("""
+            torch = start()
+            def fail(allocator):
+                raise RuntimeError("broken")
+            before = torch.cuda.mem_get_info, torch.cuda.memory_stats
+            torch.cuda.memory.change_current_allocator, change = fail, torch.cuda.memory.change_current_allocator
+            refused(lambda: vrambroker.torch.enable(mode="plain"), RuntimeError)
+            assert before == (torch.cuda.mem_get_info, torch.cuda.memory_stats) and not vrambroker.torch.status().mode
+            torch.cuda.memory.change_current_allocator = change
+            assert vrambroker.torch.enable(mode="plain").mode == "plain"
         """)
 
     def test_no_pool_in_old_versions(self):

@@ -76,12 +76,18 @@ class MemoryStats(_Struct):
 
 class SegmentUse(_Struct):
     _fields_ = [("struct_size", ctypes.c_size_t)] + [
-        (name, ctypes.c_uint64) for name in ("allocated_bytes", "requested_bytes", "inactive_split_bytes", "idle_bytes")]
+        (name, ctypes.c_uint64) for name in ("allocated_bytes", "requested_bytes", "inactive_split_bytes", "idle_bytes",
+                                             "allocated_bytes_peak")]
 
 
 class Trim(_Struct):
     _fields_ = [("struct_size", ctypes.c_size_t), ("number", ctypes.c_uint64), ("bytes", ctypes.c_uint64),
                 ("time_ms", ctypes.c_int64), ("device", ctypes.c_int)]
+
+
+class TorchRefusalOrigin(_Struct):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("thread", ctypes.c_uint64), ("age_ms", ctypes.c_int64),
+                ("served_since", ctypes.c_int)]
 
 
 class TorchRefusal(_Struct):
@@ -147,6 +153,7 @@ def _declare(lib: ctypes.CDLL) -> None:
             ("vrambroker_torch_empty_cache", None, []),
             ("vrambroker_torch_set_cap", integer, [integer, u64]),
             ("vrambroker_torch_last_refusal", integer, [size, out(TorchRefusal)]),
+            ("vrambroker_torch_get_refusal_origin", integer, [u64, out(TorchRefusalOrigin)]),
             ("vrambroker_torch_out_of_memory_json", integer, [u64, text, size, out(size)]),
     ):
         function = getattr(lib, name)

@@ -6,12 +6,13 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 from ._torch_patches import Patches
 
 _POOL_BEGINS = ("_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentStreamToPool",
                 "_cuda_beginAllocateCurrentThreadToPool")
+_NO_POOL = (0, 0)
 _POOL_ENDS = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
 
 
@@ -22,7 +23,11 @@ class Captures:
     def __init__(self, torch: Any, lib: Any, patches: Patches) -> None:
         self._lib = lib
         self._changed = threading.Condition()
+        self._torch = torch
         self._graphs: "weakref.WeakSet[Any]" = weakref.WeakSet()  # that are being captured
+        self._captured: "weakref.WeakSet[Any]" = weakref.WeakSet()  # that have been, and keep the pool of their memory
+        self._changes = 0  # of these
+        self._kept_idle: Tuple[Tuple[int, int], Dict[int, int]] = ((0, 0), {})  # of what, and then by PyTorch's ordinal
         self._pools: List[Tuple[Any, ...]] = []  # in use
         self._broken = 0  # captures that PyTorch takes to be under way for ever, since their end failed (seen in 2.6)
         self._counted = 0  # what the library has been told
@@ -30,8 +35,8 @@ class Captures:
         graph = getattr(torch.cuda, "CUDAGraph", None)
         if graph is not None:
             patches.around(graph, "capture_begin", self._begins_graph)
-            patches.around(graph, "capture_end", self._ends_graph)
-            patches.around(graph, "reset", self._ends_graph)
+            patches.around(graph, "capture_end", functools.partial(self._ends_graph, keeps_pool=True))
+            patches.around(graph, "reset", functools.partial(self._ends_graph, keeps_pool=False))
         for owner in (torch._C, torch.cuda.memory):
             for name in _POOL_BEGINS:
                 patches.around(owner, name, self._begins_pool)
@@ -60,6 +65,24 @@ class Captures:
             if self._pools:
                 return "a torch.cuda.MemPool is in use, and this version of PyTorch does not empty its cache meanwhile"
             return ""
+
+    def kept_idle(self, cuda: int, emptied_pools: Tuple[Any, ...]) -> int:
+        """Bytes of the segments without a tensor in pools of graphs that live, as they were when the last of these was
+        captured. Not `emptied_pools`."""
+        with self._changed:
+            known = (self._changes, len(self._captured))
+            if known[1] == 0:
+                return 0
+            if known == self._kept_idle[0] or self._graphs:
+                return self._kept_idle[1].get(cuda, 0)
+        kept: Dict[int, int] = {}
+        for segment in self._torch.cuda.memory_snapshot():
+            pool = tuple(segment.get("segment_pool_id", _NO_POOL))
+            if pool != _NO_POOL and pool not in emptied_pools and segment["active_size"] == 0:
+                kept[segment["device"]] = kept.get(segment["device"], 0) + int(segment["total_size"])
+        with self._changed:
+            self._kept_idle = known, kept
+        return kept.get(cuda, 0)
 
     def stop(self) -> None:
         """The library forgets them."""
@@ -90,7 +113,7 @@ class Captures:
                 raise
         return capture_begin
 
-    def _ends_graph(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _ends_graph(self, original: Callable[..., Any], keeps_pool: bool) -> Callable[..., Any]:
         @functools.wraps(original)
         def capture_end(graph: Any, *arguments: Any, **keywords: Any) -> Any:
             try:
@@ -99,6 +122,12 @@ class Captures:
                 self._forget(graph, broken=True)
                 raise
             self._forget(graph)
+            with self._changed:
+                self._changes += 1
+                if keeps_pool:
+                    self._captured.add(graph)
+                else:
+                    self._captured.discard(graph)
             return result
         return capture_end
 

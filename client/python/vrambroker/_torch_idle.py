@@ -44,10 +44,12 @@ class _Use(NamedTuple):
     allocated: int
     requested: int
     inactive_split: int
+    allocated_peak: int
+    kept: int  # by pools that emptying the cache leaves alone, in segments that hold no tensor
 
     @property
     def reclaimable(self) -> int:
-        return max(0, self.reserved - self.active - self.inactive_split)
+        return max(0, self.reserved - self.active - self.inactive_split - self.kept)
 
 
 class IdleGiver:
@@ -203,10 +205,10 @@ class IdleGiver:
     def _use(self, cuda: int) -> _Use:
         stats = self._route.torch.cuda.memory_stats_as_nested_dict(cuda)
 
-        def now(name: str) -> int:
-            return int(stats.get(name, {}).get("all", {}).get("current", 0))
-        return _Use(now("reserved_bytes"), now("active_bytes"), now("allocated_bytes"), now("requested_bytes"),
-                    now("inactive_split_bytes"))
+        def figure(name: str, which: str = "current") -> int:
+            return int(stats.get(name, {}).get("all", {}).get(which, 0))
+        return _Use(figure("reserved_bytes"), figure("active_bytes"), figure("allocated_bytes"), figure("requested_bytes"),
+                    figure("inactive_split_bytes"), figure("allocated_bytes", "peak"), self._route.kept_idle(cuda))
 
     def _report(self, cuda: int, use: Optional[_Use]) -> None:
         """`use` None: all is in use, as far as we know."""
@@ -216,7 +218,8 @@ class IdleGiver:
             figures.allocated_bytes = figures.requested_bytes = stats.reserved_bytes
         else:
             figures.allocated_bytes, figures.requested_bytes = use.allocated, use.requested
-            figures.inactive_split_bytes = use.inactive_split
+            figures.allocated_bytes_peak = use.allocated_peak
+            figures.inactive_split_bytes = use.inactive_split + use.kept  # no trim returns either
             if self._gives_back:
                 figures.idle_bytes = use.reclaimable
             else:

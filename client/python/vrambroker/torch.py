@@ -116,11 +116,12 @@ class _TorchClient(Figures):
 
 _lock = threading.RLock()
 _pools_lock = threading.RLock()  # taken last; also by the thread that gives back reclaimable memory
+_taken_lock = threading.RLock()  # of what is in _taken
 
 
 def _after_fork_in_child() -> None:
-    global _lock, _pools_lock
-    _lock, _pools_lock = threading.RLock(), threading.RLock()  # another thread of the parent may have had them
+    global _lock, _pools_lock, _taken_lock
+    _lock, _pools_lock, _taken_lock = (threading.RLock() for _ in range(3))  # another thread of the parent may have had them
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -146,9 +147,10 @@ def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, 
 
     Raises vrambroker.Error, whose text says what to do: FAILED_PRECONDITION when PyTorch is missing, has no CUDA or no GPU,
     is set up so that the mode cannot be had, or enable() was called already; UNAVAILABLE when there is no daemon;
-    NOT_FOUND when it does not serve a GPU of this process. PyTorch's memory is as before then. The session, with its
-    limit, is the process's: once the daemon has granted it, it lives until the process ends, even if enable() raised after
-    that; other options need another process.
+    NOT_FOUND when it does not serve a GPU of this process. PyTorch's memory is as before then, but for mode "plain" once
+    PyTorch has changed its allocator: status() says which it is. The session, with its limit, is the process's: once the
+    daemon has granted it, it lives until the process ends, even if enable() raised after that; other options need another
+    process.
     """
     global _active
     if mode not in MODES:
@@ -168,19 +170,20 @@ def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, 
         devices = _served(torch, lib, client)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-        route, reason = _start(mode, torch, lib, client, devices)
-        route.reason = reason
+        route, route.reason = _start(mode, torch, lib, client, devices)
+        _active = route
         try:
             route.start_giver(give_back_idle)
-        except BaseException:
-            route.stop()
+            outside = route.outside_bytes
+            if outside:
+                warnings.warn(f"vrambroker.torch: {format_size(outside)} that PyTorch reserved before enable() stay outside "
+                              "the broker and the limit until PyTorch frees them", stacklevel=2)
+            return status()
+        except BaseException:  # the daemon went away, or warnings are errors
+            if not route.is_final:
+                _active = None
+                route.stop()
             raise
-        _active = route
-        outside = route.outside_bytes
-        if outside:
-            warnings.warn(f"vrambroker.torch: {format_size(outside)} that PyTorch reserved before enable() stay outside "
-                          "the broker and the limit until PyTorch frees them", stacklevel=2)
-        return status()
 
 
 def disable() -> None:
@@ -312,14 +315,42 @@ def _refusals(lib: _library.Library) -> List[_library.TorchRefusal]:
         found.append(refusal)
 
 
+_FRESH_MS = 5000  # a refusal, when PyTorch's error comes of it
+_taken: Dict[int, str] = {}  # refusals by number: the text of the error that came of each; "": none will
+
+
 def _refused(lib: _library.Library, text: str) -> Optional[Error]:
     """With what the broker refused the request that an out-of-memory error of PyTorch with this text is about; None when it
     was not asked, as when PyTorch keeps to a limit of its own. The exception comes to Python on another thread than the
-    request when autograd ran it; the size in its text is what tells requests apart."""
-    for refusal in _refusals(lib):
-        if f"Tried to allocate {format_size(refusal.requested_bytes)}." in text:
-            return lib.refusal_error(refusal)
-    return None
+    request when autograd ran it; the size in its text is what tells requests apart. A refusal is the reason of one error:
+    not of a later one of the same size, and of none when the request was served in the end."""
+    me = threading.get_native_id()
+    with _taken_lock:
+        best: Optional[_library.TorchRefusal] = None
+        best_rank, thread, open_ones = -1, 0, []
+        for refusal in _refusals(lib):
+            origin = _library.TorchRefusalOrigin()
+            if f"Tried to allocate {format_size(refusal.requested_bytes)}." not in text or \
+                    lib.lib.vrambroker_torch_get_refusal_origin(refusal.number, ctypes.byref(origin)) != 0:
+                continue
+            is_open = refusal.number not in _taken and not origin.served_since and origin.age_ms <= _FRESH_MS
+            if is_open:
+                open_ones.append((origin.thread, refusal.number))
+            elif _taken.get(refusal.number) != text:
+                continue
+            # This thread's, then that of the same error, which is made anew when it is copied, then another thread's.
+            rank = (2 if origin.thread == me else 0) if is_open else 1
+            if rank > best_rank:
+                best, best_rank, thread = refusal, rank, origin.thread
+        if best is None:
+            return None
+        for owner, number in open_ones:  # PyTorch may have asked several times
+            if owner == thread and number < best.number:
+                _taken[number] = ""
+        _taken[best.number] = text
+        for old in [old for old in _taken if old + 16 < max(_taken)]:
+            del _taken[old]
+    return lib.refusal_error(best)
 
 
 def _reason(error: Optional[Error]) -> str:
@@ -332,6 +363,7 @@ class _Route:
     """PyTorch's memory on its way from the broker. Constructing it starts it, or changes nothing and raises."""
 
     mode = ""
+    is_final = False  # PyTorch cannot change it any more
 
     def __init__(self, torch: Any, library: _library.Library, client: _TorchClient, devices: Dict[int, Device]) -> None:
         self.torch = torch
@@ -369,6 +401,14 @@ class _Route:
     def release_idle(self) -> None:
         """Has PyTorch give back the segments of its cache that hold no tensor."""
         raise NotImplementedError
+
+    def own_pools(self) -> Tuple[Any, ...]:
+        """Ids of the pools that release_idle() empties."""
+        return ()
+
+    def kept_idle(self, cuda: int) -> int:
+        """Bytes of segments without a tensor that emptying the cache leaves alone: those of graphs that live."""
+        return 0 if self.captures is None else self.captures.kept_idle(cuda, self.own_pools())
 
     def bypass_reason(self) -> str:
         if is_expandable(self.torch):
@@ -473,8 +513,12 @@ class _SegmentsRoute(_Route):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.library.check(self.library.lib.vrambroker_torch_serve(None))
-        self.patch()
-        self.watch()
+        try:
+            self.patch()
+            self.watch()
+        except BaseException:
+            self.stop()
+            raise
 
     def release_idle(self) -> None:
         self.torch._C._cuda_emptyCache()
@@ -500,12 +544,18 @@ class _PoolRoute(_Route):
         torch.cuda.init()
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(
             self.library.path, "vrambroker_torch_malloc", "vrambroker_torch_free")
+        # As PyTorch has them: these pools keep nothing from being emptied.
+        self._begin_allocating, self._end_allocating = torch._C._cuda_beginAllocateToPool, torch._C._cuda_endAllocateToPool
         self._pools: Dict[int, Any] = {}
-        for cuda in self.devices:
-            self._pools[cuda] = self._begin(cuda)
-        self.patches.function(torch, "empty_cache", self.empty_cache)
-        self.patch()
-        self.watch()
+        try:
+            for cuda in self.devices:
+                self._pools[cuda] = self._begin(cuda)
+            self.patches.function(torch, "empty_cache", self.empty_cache)
+            self.patch()
+            self.watch()
+        except BaseException:
+            self.stop()
+            raise
 
     def _begin(self, cuda: int) -> Any:
         with self.torch.cuda.device(cuda):
@@ -513,11 +563,11 @@ class _PoolRoute(_Route):
         # The destructor of a pool wants nobody else to use it, and ends the process when somebody does; it would run when
         # the interpreter ends. It never runs: what it does is done by _end().
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
-        self.torch._C._cuda_beginAllocateToPool(cuda, pool.id)
+        self._begin_allocating(cuda, pool.id)
         return pool
 
     def _end(self, cuda: int, pool: Any) -> None:
-        self.torch._C._cuda_endAllocateToPool(cuda, pool.id)
+        self._end_allocating(cuda, pool.id)
         self.torch._C._cuda_releasePool(cuda, pool.id)  # of _cuda_beginAllocateToPool()
         self.torch._C._cuda_releasePool(cuda, pool.id)  # of the pool itself: now it may be emptied
 
@@ -533,6 +583,9 @@ class _PoolRoute(_Route):
     def release_idle(self) -> None:
         self.empty_cache()
 
+    def own_pools(self) -> Tuple[Any, ...]:
+        return tuple(pool.id for pool in list(self._pools.values()))
+
     def stop(self) -> None:
         super().stop()
         with _pools_lock:
@@ -544,6 +597,7 @@ class _PoolRoute(_Route):
 
 class _PlainRoute(_Route):
     mode = "plain"
+    is_final = True
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -558,13 +612,17 @@ class _PlainRoute(_Route):
         inner.set_record_stream_fn(ctypes.cast(lib.vrambroker_torch_record_stream, ctypes.c_void_p).value)
         if hasattr(inner, "set_reset_fn"):
             inner.set_reset_fn(ctypes.cast(lib.vrambroker_torch_empty_cache, ctypes.c_void_p).value)
-        torch.cuda.memory.change_current_allocator(allocator)
         self._allocator = allocator
-        for function in (self.empty_cache, self.memory_stats, self.memory_stats_as_nested_dict,
-                         self.reset_peak_memory_stats, self.reset_accumulated_memory_stats,
-                         self.set_per_process_memory_fraction, self.get_per_process_memory_fraction):
-            self.patches.function(torch, function.__name__, function)
-        self.patch()
+        try:
+            for function in (self.empty_cache, self.memory_stats, self.memory_stats_as_nested_dict,
+                             self.reset_peak_memory_stats, self.reset_accumulated_memory_stats,
+                             self.set_per_process_memory_fraction, self.get_per_process_memory_fraction):
+                self.patches.function(torch, function.__name__, function)
+            self.patch()
+            torch.cuda.memory.change_current_allocator(allocator)  # last: it cannot be undone
+        except BaseException:
+            self.patches.restore()
+            raise
 
     def stop(self) -> None:
         raise Error(Code.FAILED_PRECONDITION, "mode \"plain\" holds until the process ends: PyTorch cannot change its "
