@@ -205,7 +205,27 @@ absl::Status FromGrpc(const grpc::Status& status) {
   if (status.error_details().empty() || !details.ParseFromString(status.error_details())) details.Clear();
   details.set_code(static_cast<int>(status.error_code()));
   details.set_message(status.error_message());
+  // gRPC has no words of its own for these errors.
+  if (details.message().empty() && status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+    details.set_message(
+        "the daemon does not know this call, since it is of an earlier version (vramctl status shows which): update "
+        "it");
+  } else if (details.message().empty()) {
+    details.set_message("the daemon has given no reason");
+  }
   return FromProto(details);
+}
+
+absl::Status ExplainClosed(const absl::Status& status) {
+  if (!absl::IsUnavailable(status)) return status;
+  for (const char* words : {"Transport closed", "Socket closed", "Connection reset by peer", "Broken pipe"}) {
+    if (!absl::StrContains(status.message(), words)) continue;
+    return absl::UnavailableError(absl::StrCat(
+        "the daemon closed the connection before it answered (", status.message(),
+        "): this user has as many connections as it may (max_connections_per_uid, LimitNOFILE) or connects "
+        "too often, or the daemon stops; its log says which"));
+  }
+  return status;
 }
 
 }  // namespace vrambroker::client_internal

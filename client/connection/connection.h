@@ -44,6 +44,10 @@ void SetTimeout(grpc::ClientContext& context, absl::Duration timeout);
 absl::Status FromProto(const v1::StatusDetails& details);
 absl::Status FromGrpc(const grpc::Status& status);
 
+// ExplainClosed adds to the error of an unanswered call what may be why the daemon has closed its connection. gRPC
+// knows only that it was closed, and the daemon's log has the reason.
+absl::Status ExplainClosed(const absl::Status& status);
+
 }  // namespace vrambroker::client_internal
 
 #endif  // VRAMBROKER_CLIENT_CONNECTION_CONNECTION_H_

@@ -294,6 +294,10 @@ void SessionStream::OnReadDone(bool ok) {
 void SessionStream::Receive(const v1::SessionResponse& response) {
   switch (response.message_case()) {
     case v1::SessionResponse::kWelcome: {
+      {
+        MutexLock lock(mu_);
+        if (welcomed_) break;  // what the handler fills is gone
+      }
       handlers_.welcomed(response.welcome());
       MutexLock lock(mu_);
       welcomed_ = true;
@@ -344,6 +348,7 @@ void SessionStream::OnDone(const grpc::Status& grpc_status) {
           absl::StrCat("the daemon went away", why.empty() ? "" : " (", why, why.empty() ? "" : ")",
                        "; held memory stays usable, but nothing can be allocated until the client connects again"));
     }
+    if (!welcomed_) lost = ExplainClosed(lost);
     tell = welcomed_ && !closing_ && status_.ok();
     status_.Update(lost.ok() ? absl::UnavailableError("the session is closed") : lost);
     ended_well_ = grpc_status.ok();

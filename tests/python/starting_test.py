@@ -117,5 +117,18 @@ class StartingTest(support.DaemonTest):
                 self.assertIn("ulimit -u", self.refused(self.vramctl_bounded(with_threads(most), *command)))
 
 
+class ConnectionsTest(support.DaemonTest):
+    CONFIG = "max_connections_per_uid: 1"
+
+    def test_who_has_no_connection_left_is_told(self):
+        program = self.start_program("import vrambroker")
+        program.tell("client = vrambroker.Client()")
+        words = "the daemon closed the connection before it answered"
+        with self.assertRaisesRegex(support.ToldError, "UNAVAILABLE: " + words + ".*max_connections_per_uid"):
+            program.tell("vrambroker.Client()")
+        with self.assertRaisesRegex(AssertionError, words):
+            self.vramctl("status")
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

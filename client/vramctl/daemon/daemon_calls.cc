@@ -30,7 +30,7 @@ WaitingNotice::WaitingNotice(absl::Duration timeout) {
   if (timeout <= kSilence) return;
   try {
     thread_ = std::thread([this, timeout] { Wait(timeout); });
-    // There is none to be had.
+    // No thread is to be had: then nothing is said.
   } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch)
   }
 }
@@ -107,7 +107,7 @@ absl::Status StatusOfCall(const grpc::Status& status, absl::Duration timeout) {
         absl::StrCat("the daemon accepts connections but did not answer within ", absl::FormatDuration(timeout),
                      "; it may be stopped, or it waits for a client: its log shows what it did last"));
   }
-  return Refusal(client_internal::FromGrpc(status));
+  return Refusal(client_internal::ExplainClosed(client_internal::FromGrpc(status)));
 }
 
 absl::StatusOr<v1::Session> GetSession(Daemon& daemon, const v1::SessionRef& session) {
