@@ -17,7 +17,14 @@ static const uint64_t small = UINT64_C(1) << 20;
 
 static struct lock places;
 static struct table arrays; /* array -> account, bytes, context */
-static struct table shared; /* account -> bytes of its small arrays */
+/* The small arrays of an account, those that are just made among them, and the units that are charged for them all.
+   Each array that needs more than that asks: so a refusal leaves none in a unit that nobody paid. */
+static struct shared {
+  struct account* account;
+  uint64_t bytes;
+  uint64_t units;
+  unsigned askers; /* threads that ask for more units */
+} shared[LEDGER_DEVICES];
 
 /* --- what they take --- */
 
@@ -57,30 +64,70 @@ static uint64_t bytes_of(const cu_array3d_descriptor* descriptor, unsigned int l
   return bytes > 1e18 ? UINT64_C(1) << 60 : (uint64_t)bytes;
 }
 
-/* Both return by how many units the account's need changes. */
-static uint64_t add(struct account* account, uint64_t bytes) {
-  if (bytes >= small) return units_of(bytes);
-  lock(&places);
-  const struct entry* known = table_find(&shared, (uint64_t)(uintptr_t)account);
-  struct entry entry = {.key = (uint64_t)(uintptr_t)account, .bytes = known == NULL ? 0 : known->bytes};
-  const uint64_t before = units_of(entry.bytes);
-  entry.bytes += bytes;
-  table_put(&shared, &entry);
-  unlock(&places);
-  return units_of(entry.bytes) - before;
+static uint64_t own_units(uint64_t bytes) {
+  return bytes < small ? 0 : units_of(bytes);
 }
 
-static uint64_t drop(struct account* account, uint64_t bytes) {
-  uint64_t units = 0;
-  if (bytes >= small) return units_of(bytes);
+static uint64_t shared_bytes(uint64_t bytes) {
+  return bytes < small ? bytes : 0;
+}
+
+/* With the lock. */
+static struct shared* shared_of(struct account* account) {
+  struct shared* each = shared;
+  while (each->account != account && each->account != NULL) each++;
+  each->account = account;
+  return each;
+}
+
+/* With the lock: an array is to have `to` bytes, and has so many units in hand, which it takes. 0: they do not suffice.
+ */
+static int pay(struct shared* all, uint64_t to, uint64_t* at_hand) {
+  const uint64_t own = own_units(to);
+  if (*at_hand < own) return 0;
+  if (shared_bytes(to) != 0 && all->units + *at_hand < units_of(all->bytes)) return 0;
+  all->units += *at_hand - own;
+  *at_hand = 0;
+  return 1;
+}
+
+/* An array that has `from` bytes is to have `to`. -1: that may not be, it has none now, and `message` says why. */
+static int change(struct charge* charge, uint64_t from, uint64_t to, char* message) {
+  uint64_t at_hand = own_units(from);
+  uint64_t wanted = own_units(to);
+  uint64_t refused_at = 0;
   lock(&places);
-  struct entry* known = table_find(&shared, (uint64_t)(uintptr_t)account);
-  if (known != NULL && known->bytes >= bytes) {
-    units = units_of(known->bytes) - units_of(known->bytes - bytes);
-    known->bytes -= bytes;
+  struct shared* const all = shared_of(charge->account);
+  all->bytes += shared_bytes(to) - shared_bytes(from);
+  if (shared_bytes(to) != 0 && units_of(all->bytes) > all->units) wanted = units_of(all->bytes) - all->units;
+  const int asks = wanted > at_hand && shared_bytes(to) != 0;
+  if (asks) all->askers++;
+  unlock(&places);
+  if (wanted > at_hand && charge_more(charge, wanted - at_hand, MAY_WAIT, message) == 0) at_hand = wanted;
+  lock(&places);
+  if (asks) all->askers--;
+  int is_paid = pay(all, to, &at_hand);
+  /* Where it was refused, others may pay. */
+  while (!is_paid && shared_bytes(to) != 0 && all->askers != 0) {
+    unlock(&places);
+    const int looks_again = charge_look_again(&refused_at);
+    lock(&places);
+    is_paid = pay(all, to, &at_hand);
+    if (!looks_again) break;
+  }
+  if (!is_paid) all->bytes -= shared_bytes(to);
+  if (all->units > units_of(all->bytes)) {
+    at_hand += all->units - units_of(all->bytes);
+    all->units = units_of(all->bytes);
   }
   unlock(&places);
-  return units;
+  ledger_give(charge->account, at_hand);
+  return is_paid ? 0 : -1;
+}
+
+static void give_back(struct account* account, uint64_t bytes) {
+  struct charge charge = {.account = account};
+  change(&charge, bytes, 0, NULL);
 }
 
 /* --- making them --- */
@@ -89,44 +136,28 @@ static int is_mapped_later(const cu_array3d_descriptor* descriptor) {
   return (descriptor->flags & (CU_ARRAY_SPARSE | CU_ARRAY_DEFERRED)) != 0;
 }
 
-static void give_back(struct charge* charge) {
-  ledger_give(charge->account, drop(charge->account, charge->bytes));
-}
-
 static int begin(struct charge* charge, const char* what, const cu_array3d_descriptor* descriptor,
                  unsigned int levels) {
   struct account* account;
+  char message[MESSAGE_BYTES];
   memset(charge, 0, sizeof *charge);
   const int error = current_account(&account, NULL);
   if (error != CU_OK || account == NULL || descriptor == NULL) return error;
-  const uint64_t bytes = bytes_of(descriptor, levels);
-  const uint64_t units = add(account, bytes);
-  const int refused = charge_begin(charge, account, what, bytes, units, MAY_WAIT);
-  if (refused != CU_OK) {
-    ledger_owe(account, units); /* another small array may count on the unit by now */
-    ledger_give(account, drop(account, bytes));
-  }
-  return refused;
+  *charge = (struct charge){.account = account, .what = what, .bytes = bytes_of(descriptor, levels)};
+  return change(charge, 0, charge->bytes, message) == 0 ? CU_OK : charge_refuse(what, charge->bytes, message);
 }
 
 /* It is made, and takes `bytes`. Returns 0 where that may not be; it is to be destroyed then. */
 static int keep(struct charge* charge, uint64_t array, uint64_t bytes) {
-  const uint64_t more = add(charge->account, bytes);
-  const uint64_t less = drop(charge->account, charge->bytes);
-  charge->bytes = bytes;
-  if (more > less && charge_more(charge, more - less, MAY_WAIT) != 0) {
-    ledger_owe(charge->account, more - less);
-    give_back(charge);
-    return 0;
-  }
-  if (less > more) ledger_give(charge->account, less - more);
+  char message[MESSAGE_BYTES];
   cu_context context = NULL;
   current_device(&context);
   const struct entry entry = {.key = array, .owner = charge->account, .bytes = bytes, .context = context};
+  if (bytes != charge->bytes && change(charge, charge->bytes, bytes, message) != 0) return 0;
   lock(&places);
   const int failed = table_put(&arrays, &entry);
   unlock(&places);
-  if (failed) give_back(charge);
+  if (failed) give_back(charge->account, bytes);
   return !failed;
 }
 
@@ -146,7 +177,7 @@ static struct entry forget(uint64_t array) {
 static int destroyed(const struct entry* forgotten, int error) {
   if (forgotten->owner == NULL) return error;
   if (error == CU_OK) {
-    ledger_give(forgotten->owner, drop(forgotten->owner, forgotten->bytes));
+    give_back(forgotten->owner, forgotten->bytes);
   } else {
     lock(&places);
     table_put(&arrays, forgotten);
@@ -163,7 +194,7 @@ static int made(struct charge* charge, int error, cu_array array, const cu_array
                 int (*requirements_of)(cu_array_requirements*, cu_array, cu_device), int (*destroy)(cu_array)) {
   if (charge->account == NULL) return error;
   if (error != CU_OK) {
-    give_back(charge);
+    give_back(charge->account, charge->bytes);
     return error;
   }
   cu_array_requirements requirements;
@@ -246,12 +277,12 @@ void arrays_forget_context(cu_context context) {
     }
     unlock(&places);
     if (found.key == 0) return;
-    ledger_give(found.owner, drop(found.owner, found.bytes));
+    give_back(found.owner, found.bytes);
   }
 }
 
 void arrays_forget_all(void) {
   memset(&places, 0, sizeof places);
   table_clear(&arrays);
-  table_clear(&shared);
+  memset(shared, 0, sizeof shared);
 }

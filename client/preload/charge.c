@@ -18,32 +18,34 @@ int charge_begin(struct charge* charge, struct account* account, const char* wha
                  enum patience patience) {
   char message[MESSAGE_BYTES] = "";
   *charge = (struct charge){.account = account, .what = what, .bytes = bytes};
-  if (account == NULL) return CU_OK;
-  if (ledger_take(account, units, patience, &charge->waited, message) != 0) {
-    return patience != MAY_WAIT ? CU_OUT_OF_MEMORY : charge_refuse(what, bytes, message);
-  }
-  charge->units = units;
-  if (charge->waited) charge->until = now_ms() + RETRY_MS;
-  return CU_OK;
+  if (charge_more(charge, units, patience, message) == 0) return CU_OK;
+  return patience != MAY_WAIT ? CU_OUT_OF_MEMORY : charge_refuse(what, bytes, message);
 }
 
-int charge_again(const struct charge* charge, int error) {
-  if (error != CU_OUT_OF_MEMORY || charge->account == NULL || !charge->waited || now_ms() >= charge->until) return 0;
+static int again(uint64_t until, uint64_t pause_ms) {
+  if (now_ms() >= until) return 0;
   const struct calm calm = calm_begin();
-  sleep_ms(PAUSE_MS);
+  sleep_ms(pause_ms);
   calm_end(calm);
   return 1;
 }
 
-int charge_more(struct charge* charge, uint64_t units, enum patience patience) {
-  char message[MESSAGE_BYTES];
-  int waited;
+int charge_again(const struct charge* charge, int error) {
+  return error == CU_OUT_OF_MEMORY && charge->account != NULL && charge->waited && again(charge->until, PAUSE_MS);
+}
+
+int charge_look_again(uint64_t* since) {
+  if (*since == 0) *since = now_ms();
+  return again(*since + RETRY_MS, 1);
+}
+
+int charge_more(struct charge* charge, uint64_t units, enum patience patience, char* message) {
+  int waited = 0;
   if (charge->account == NULL) return 0;
-  if (ledger_take(charge->account, units, patience, &waited, message) != 0) {
-    if (patience == MAY_WAIT) charge_refuse(charge->what, charge->bytes, message);
-    return -1;
-  }
+  if (ledger_take(charge->account, units, patience, &waited, message) != 0) return -1;
   charge->units += units;
+  charge->waited |= waited;
+  if (waited) charge->until = now_ms() + RETRY_MS;
   return 0;
 }
 

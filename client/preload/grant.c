@@ -13,7 +13,11 @@ static const uint64_t small = UINT64_C(1) << 20; /* larger ones share no block *
 /* Held for moments. */
 static struct lock places;
 static struct table allocations; /* address -> account, bytes, context */
-static struct table blocks; /* number of a block that is not one allocation's alone -> account, how many, their bytes */
+/* number of a block that is not one allocation's alone -> account, how many, their bytes, and in `more`, whether it is
+   charged, and how many threads ask for that. Until it is, each that comes into it asks: so a refusal leaves nobody in
+   a block that nobody paid. */
+static struct table blocks;
+enum { PAID = 1, ASKS = 2 };
 
 /* --- blocks. With the lock. --- */
 
@@ -32,8 +36,8 @@ static uint64_t share(uint64_t block, cu_address address, uint64_t bytes) {
   return to - from;
 }
 
-/* 1: nobody had the block. -1: no memory for the table. */
-static int add_to_block(struct account* account, uint64_t block, uint64_t bytes) {
+/* -1: no memory for the table. */
+static int join_block(struct account* account, uint64_t block, uint64_t bytes) {
   struct entry* known = table_find(&blocks, block);
   if (known != NULL) {
     known->count++;
@@ -41,46 +45,87 @@ static int add_to_block(struct account* account, uint64_t block, uint64_t bytes)
     return 0;
   }
   const struct entry entry = {.key = block, .owner = account, .count = 1, .bytes = bytes};
-  return table_put(&blocks, &entry) != 0 ? -1 : 1;
+  return table_put(&blocks, &entry);
 }
 
-/* 1: nobody has the block any more. */
-static int remove_from_block(uint64_t block, uint64_t bytes) {
+/* Returns its unit where nobody has the block any more. */
+static uint64_t leave_block(uint64_t block, uint64_t bytes) {
   struct entry* known = table_find(&blocks, block);
   if (known == NULL) return 0;
   known->bytes -= bytes < known->bytes ? bytes : known->bytes;
   if (--known->count != 0) return 0;
+  const uint64_t units = known->more & PAID;
   table_remove(&blocks, known);
-  return 1;
+  return units;
 }
 
-/* Both return the number of blocks that it is the first in, or was the last in. Only the first and the last block of an
-   allocation can have others in them. */
-static int64_t add_blocks(struct account* account, cu_address address, uint64_t bytes) {
+/* Only the first and the last block of an allocation can have others in them. */
+static uint64_t inner_blocks(cu_address address, uint64_t bytes) {
+  const uint64_t between = last_block(address, bytes) - first_block(address);
+  return between > 1 ? between - 1 : 0;
+}
+
+static int join_ends(struct account* account, cu_address address, uint64_t bytes) {
   const uint64_t first = first_block(address);
   const uint64_t last = last_block(address, bytes);
-  int64_t added = last - first > 1 ? (int64_t)(last - first - 1) : 0;
-  const int result = add_to_block(account, first, share(first, address, bytes));
-  if (result < 0) return -1;
-  added += result;
-  if (last == first) return added;
-  const int result_of_last = add_to_block(account, last, share(last, address, bytes));
-  if (result_of_last >= 0) return added + result_of_last;
-  remove_from_block(first, share(first, address, bytes));
+  if (join_block(account, first, share(first, address, bytes)) != 0) return -1;
+  if (last == first || join_block(account, last, share(last, address, bytes)) == 0) return 0;
+  leave_block(first, share(first, address, bytes));
   return -1;
 }
 
-static uint64_t remove_blocks(cu_address address, uint64_t bytes) {
+static uint64_t leave_ends(cu_address address, uint64_t bytes) {
   const uint64_t first = first_block(address);
   const uint64_t last = last_block(address, bytes);
-  uint64_t removed = last - first > 1 ? last - first - 1 : 0;
-  removed += (uint64_t)remove_from_block(first, share(first, address, bytes));
-  if (last != first) removed += (uint64_t)remove_from_block(last, share(last, address, bytes));
-  return removed;
+  const uint64_t units = leave_block(first, share(first, address, bytes));
+  return last == first ? units : units + leave_block(last, share(last, address, bytes));
+}
+
+/* An allocation that is kept, and has gone: the units that come back. */
+static uint64_t leave_blocks(cu_address address, uint64_t bytes) {
+  return inner_blocks(address, bytes) + leave_ends(address, bytes);
+}
+
+static uint64_t lacks(uint64_t block) {
+  const struct entry* known = table_find(&blocks, block);
+  return known == NULL || (known->more & PAID) == 0 ? 1 : 0;
+}
+
+/* How many of the allocation's blocks are not charged. */
+static uint64_t unpaid_blocks(cu_address address, uint64_t bytes) {
+  const uint64_t first = first_block(address);
+  const uint64_t last = last_block(address, bytes);
+  return inner_blocks(address, bytes) + lacks(first) + (last == first ? 0 : lacks(last));
+}
+
+/* Pays for these, if so many units are at hand, and says how many it took. -1: they are not. */
+static int64_t pay(cu_address address, uint64_t bytes, uint64_t units) {
+  const uint64_t needed = unpaid_blocks(address, bytes);
+  if (needed > units) return -1;
+  struct entry* const first = table_find(&blocks, first_block(address));
+  struct entry* const last = table_find(&blocks, last_block(address, bytes));
+  if (first != NULL) first->more |= PAID;
+  if (last != NULL) last->more |= PAID;
+  return (int64_t)needed;
+}
+
+/* One thread more, or less, asks for what they lack. Returns whether any does then. */
+static int ask_for(cu_address address, uint64_t bytes, int threads) {
+  struct entry* const first = table_find(&blocks, first_block(address));
+  struct entry* const last = table_find(&blocks, last_block(address, bytes));
+  struct entry* const ends[] = {first, last == first ? NULL : last};
+  int any = 0;
+  for (size_t i = 0; i < 2; i++) {
+    if (ends[i] == NULL) continue;
+    ends[i]->more += (uint64_t)threads * ASKS;
+    any |= (ends[i]->more & PAID) == 0 && ends[i]->more >= ASKS;
+  }
+  return any;
 }
 
 static int has_room(const struct entry* block, const struct account* account, uint64_t bytes) {
-  return block != NULL && block->key != 0 && block->owner == account && block->bytes + bytes <= unit;
+  return block != NULL && block->key != 0 && (block->more & PAID) != 0 && block->owner == account &&
+         block->bytes + bytes <= unit;
 }
 
 /* Whether a block of the account may have room; the driver decides. The one that had it last is looked at first, all of
@@ -115,33 +160,63 @@ int grant_begin(struct grant* grant, const char* what, uint64_t bytes) {
   return charge_begin(&grant->charge, account, what, bytes, units_of(bytes), MAY_WAIT);
 }
 
-/* Writes down what the driver gave; gives it back where it may not be kept. */
-static int keep(struct grant* grant, cu_address address, uint64_t bytes) {
-  const struct driver* driver = real_driver();
-  struct account* account = grant->charge.account;
-  const struct entry entry = {.key = address, .owner = account, .bytes = bytes, .context = grant->context};
+/* Asks for `missing` units of an allocation's blocks. Returns as pay(): also where it is refused others may pay. */
+static int64_t ask(struct charge* charge, cu_address address, uint64_t bytes, uint64_t missing, enum patience patience,
+                   char* message) {
+  uint64_t refused_at = 0;
+  const int refused = charge_more(charge, missing, patience, message);
   lock(&places);
-  int64_t added = add_blocks(account, address, bytes);
-  if (added >= 0 && table_put(&allocations, &entry) != 0) {
-    remove_blocks(address, bytes);
-    added = -1;
-  }
+  int others = ask_for(address, bytes, -1);
+  int64_t paid = pay(address, bytes, charge->units);
   unlock(&places);
-  const uint64_t units = added < 0 ? 0 : (uint64_t)added;
-  const enum patience patience = grant->hopes ? NOW : MAY_WAIT; /* where it hoped it tries again */
-  if (added >= 0 &&
-      (units <= grant->charge.units || charge_more(&grant->charge, units - grant->charge.units, patience) == 0)) {
-    charge_settle(&grant->charge, units);
-    return 1;
-  }
-  if (added >= 0) {
+  while (paid < 0 && refused && others && charge_look_again(&refused_at)) {
     lock(&places);
-    struct entry* known = table_find(&allocations, address);
-    if (known != NULL) table_remove(&allocations, known);
-    remove_blocks(address, bytes);
+    others = ask_for(address, bytes, 0);
+    paid = pay(address, bytes, charge->units);
     unlock(&places);
   }
-  driver->cuMemFree_v2(address);
+  return paid;
+}
+
+/* Writes down what the driver gave; gives it back where it may not be kept. */
+static int keep(struct grant* grant, cu_address address, uint64_t bytes) {
+  char message[MESSAGE_BYTES] = "there is no memory for the list of its allocations";
+  struct charge* const charge = &grant->charge;
+  const enum patience patience = grant->hopes ? NOW : MAY_WAIT; /* where it hoped it tries again */
+  const struct entry entry = {.key = address, .owner = charge->account, .bytes = bytes, .context = grant->context};
+  int64_t paid = -1;
+  uint64_t missing = 0;
+  lock(&places);
+  int is_written = join_ends(charge->account, address, bytes) == 0;
+  if (is_written && table_put(&allocations, &entry) != 0) {
+    leave_ends(address, bytes);
+    is_written = 0;
+  }
+  if (is_written) paid = pay(address, bytes, charge->units);
+  if (is_written && paid < 0) {
+    missing = unpaid_blocks(address, bytes) - charge->units;
+    ask_for(address, bytes, 1);
+  }
+  unlock(&places);
+  if (missing != 0) paid = ask(charge, address, bytes, missing, patience, message);
+  if (paid >= 0) {
+    charge_settle(charge, (uint64_t)paid);
+    return 1;
+  }
+  if (is_written) {
+    lock(&places);
+    struct entry* const known = table_find(&allocations, address);
+    if (known != NULL) table_remove(&allocations, known);
+    unlock(&places);
+  }
+  real_driver()->cuMemFree_v2(address);
+  if (is_written) {
+    lock(&places);
+    const uint64_t units = leave_ends(address, bytes);
+    unlock(&places);
+    ledger_give(charge->account, units);
+  }
+  if (patience == MAY_WAIT) charge_refuse(charge->what, charge->bytes, message);
   return 0;
 }
 
@@ -187,7 +262,7 @@ void grant_freed(const struct freed* freed, int error) {
   uint64_t units = 0;
   lock(&places);
   if (error == CU_OK) {
-    units = remove_blocks(freed->address, freed->bytes);
+    units = leave_blocks(freed->address, freed->bytes);
   } else {
     const struct entry entry = {
         .key = freed->address, .owner = freed->account, .bytes = freed->bytes, .context = freed->context};
@@ -209,7 +284,7 @@ void grant_forget_context(cu_context context) {
         continue;
       }
       account = entry->owner;
-      units += remove_blocks(entry->key, entry->bytes);
+      units += leave_blocks(entry->key, entry->bytes);
       table_remove(&allocations, entry); /* another may be in its place now */
     }
     unlock(&places);

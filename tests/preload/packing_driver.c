@@ -2,6 +2,7 @@
 //
 // A libcuda.so.1 that puts small allocations together, as NVIDIA's does: into blocks of 2 MiB, first fit, and gives a
 // block back when nothing is in it. It has little else, and one device.
+#include <pthread.h>
 #include <string.h>
 
 #define PUBLIC __attribute__((visibility("default")))
@@ -16,6 +17,7 @@ static struct {
 } blocks[BLOCKS];
 
 static const unsigned long long base = 0x7f0000000000;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 PUBLIC int cuInit(unsigned int flags) {
   return (int)flags;
@@ -54,11 +56,17 @@ static int is_empty(int block) {
 }
 
 /* How many blocks it has taken. */
-PUBLIC int cuMemGetInfo_v2(size_t* left, size_t* total) {
+PUBLIC int packing_blocks(void) {
   int used = 0;
+  pthread_mutex_lock(&mutex);
   for (int i = 0; i < BLOCKS; i++) used += !is_empty(i);
+  pthread_mutex_unlock(&mutex);
+  return used;
+}
+
+PUBLIC int cuMemGetInfo_v2(size_t* left, size_t* total) {
   *total = (size_t)BLOCKS * UNIT;
-  *left = *total - (size_t)used * UNIT;
+  *left = *total - (size_t)packing_blocks() * UNIT;
   return 0;
 }
 
@@ -81,10 +89,8 @@ static int take_large(unsigned long long* address, size_t bytes) {
   return 2;
 }
 
-PUBLIC int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
+static int take_small(unsigned long long* address, size_t bytes) {
   const int wanted = (int)((bytes + 511) / 512);
-  if (bytes == 0) return 1;
-  if (bytes >= LARGE) return take_large(address, bytes);
   for (int block = 0; block < BLOCKS; block++) {
     if (blocks[block].is_large) continue;
     for (int first = 0; first + wanted <= PLACES; first++) {
@@ -103,7 +109,15 @@ PUBLIC int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
   return 2;
 }
 
-PUBLIC int cuMemFree_v2(unsigned long long address) {
+PUBLIC int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
+  if (bytes == 0) return 1;
+  pthread_mutex_lock(&mutex);
+  const int error = bytes >= LARGE ? take_large(address, bytes) : take_small(address, bytes);
+  pthread_mutex_unlock(&mutex);
+  return error;
+}
+
+static int give(unsigned long long address) {
   const int block = (int)((address - base) / UNIT);
   const int first = (int)((address - base) % UNIT / 512);
   if (address < base || block >= BLOCKS) return 1;
@@ -114,4 +128,11 @@ PUBLIC int cuMemFree_v2(unsigned long long address) {
   }
   memset(&blocks[block].taken[first], 0, (blocks[block].bytes[first] + 511) / 512);
   return 0;
+}
+
+PUBLIC int cuMemFree_v2(unsigned long long address) {
+  pthread_mutex_lock(&mutex);
+  const int error = give(address);
+  pthread_mutex_unlock(&mutex);
+  return error;
 }

@@ -22,6 +22,9 @@ namespace vrambroker::testing_support {
 
 inline constexpr uint64_t kMiB = uint64_t{1} << 20;
 
+// Of the packing driver's one device.
+inline constexpr char kPackingUuid[] = "GPU-11111111-1111-1111-1111-111111111111";
+
 // The answer to "info".
 inline std::string Info(uint64_t free_mib, uint64_t total_mib) {
   return absl::StrCat("0 ", free_mib * kMiB, " ", total_mib * kMiB);

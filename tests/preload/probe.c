@@ -132,7 +132,7 @@ static int find_functions(const char* route) {
 
 /* --- what it is told to do --- */
 
-static unsigned long long size_of(const char* text) {
+unsigned long long size_of(const char* text) {
   char* end = NULL;
   const unsigned long long number = text == NULL ? 0 : strtoull(text, &end, 10);
   if (end == NULL) return 0;
@@ -150,7 +150,7 @@ static int use_gpu(void) {
   return error;
 }
 
-static void* set_current(void) {
+void* set_current(void) {
   void* context = NULL;
   driver.cuDevicePrimaryCtxRetain(&context, 0);
   driver.cuCtxSetCurrent(context);
@@ -315,6 +315,7 @@ static void command(char* line) {
   const char* first = strtok_r(NULL, " ", &rest);
   const char* second = strtok_r(NULL, " ", &rest);
   const char* third = strtok_r(NULL, " ", &rest);
+  const char* fourth = strtok_r(NULL, " ", &rest);
   if (strcmp(word, "exec") == 0) { /* itself, or this program with one argument */
     char* const others[] = {(char*)first, (char*)second, NULL};
     execv(first == NULL ? "/proc/self/exe" : first, first == NULL ? own_arguments : others);
@@ -362,6 +363,11 @@ static void command(char* line) {
       race(atoi(first), atoi(second), size_of(third));
     } else if (strcmp(word, "churn") == 0) {
       churn(atoi(first), atoi(second), size_of(third));
+    } else if (strcmp(word, "crowd") == 0) {
+      crowd(first, atoi(second), atoi(third), size_of(fourth));
+    } else if (strcmp(word, "blocks") == 0) { /* of the packing driver, which no hook stands before */
+      int (*blocks)(void) = dlsym(driver_library, "packing_blocks");
+      printf("0 %d\n", blocks());
     } else if (strcmp(word, "cancel") == 0) {
       cancel(size_of(first));
     } else if (strcmp(word, "errno") == 0) {

@@ -115,6 +115,24 @@ PROBE_FUNCTIONS(FUNCTION)
 
 extern struct driver driver;
 
+struct thing {
+  char kind[16];
+  address_t address;
+  address_t handle;
+  size_t bytes;
+  void* array;
+};
+
+/* Both return the driver's error (probe_kinds.c). */
+int allocate_thing(struct thing* thing, const char* kind, size_t bytes);
+int free_thing(const struct thing* thing);
+unsigned long long size_of(const char* text);
+/* The thread's context is the primary one of the first device. */
+void* set_current(void);
+
+/* Threads that allocate and free (probe_crowd.c). */
+void crowd(const char* kind, int threads, int times, unsigned long long bytes);
+
 /* Allocates and frees by kind (probe_kinds.c), and prints the error. */
 void probe_kinds(const char* word, const char* first, const char* second);
 

@@ -10,25 +10,11 @@
 
 #include "tests/preload/probe.h"
 
-struct thing {
-  char kind[16];
-  address_t address;
-  address_t handle;
-  size_t bytes;
-  void* array;
-};
-
 static struct thing things[4096];
 static int count;
 static void* stream;
 static void* pool;
 static void* other_context;
-
-static size_t size_of(const char* text) {
-  char* end;
-  const size_t number = strtoull(text, &end, 10);
-  return *end == 'M' ? number << 20 : *end == 'K' ? number << 10 : number;
-}
 
 static struct properties on_device(void) {
   struct properties properties;
@@ -76,8 +62,7 @@ static int allocate32(struct thing* thing) {
   return error;
 }
 
-static int allocate(const char* kind, size_t bytes) {
-  struct thing* thing = &things[count++];
+int allocate_thing(struct thing* thing, const char* kind, size_t bytes) {
   const struct array3d array3d = array_of(bytes);
   const struct array array = {array3d.width, array3d.height, array3d.format, array3d.channels};
   size_t pitch;
@@ -97,7 +82,7 @@ static int allocate(const char* kind, size_t bytes) {
   return -1;
 }
 
-static int release(const struct thing* thing) {
+int free_thing(const struct thing* thing) {
   const char* kind = thing->kind;
   if (strncmp(kind, "array", 5) == 0) return driver.cuArrayDestroy(thing->array);
   if (strstr(kind, "32") != NULL) return driver.cuMemFree((unsigned int)thing->address);
@@ -221,9 +206,9 @@ void probe_kinds(const char* word, const char* first, const char* second) {
     return;
   }
   if (strcmp(word, "alloc") == 0) {
-    error = allocate(first, size_of(second));
+    error = allocate_thing(&things[count++], first, size_of(second));
   } else if (strcmp(word, "free") == 0) {
-    error = release(&things[atoi(first)]);
+    error = free_thing(&things[atoi(first)]);
   } else {
     error = other(word, first, second);
   }

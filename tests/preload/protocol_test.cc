@@ -24,8 +24,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr char kUuid[] = "GPU-11111111-1111-1111-1111-111111111111";
-
 // On a driver that puts small allocations together.
 class PreloadProtocol : public PreloadTest {
  protected:
@@ -39,7 +37,7 @@ class PreloadProtocol : public PreloadTest {
 };
 
 TEST_F(PreloadProtocol, SmallAllocationsShareUnits) {
-  PlayedDaemon daemon(kUuid, 8 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
   Program program = RunPacking(daemon);
   for (int i = 0; i < 12; ++i) EXPECT_EQ(program.Ask("alloc plain 512K"), "0") << i;  // three blocks
   EXPECT_EQ(daemon.charged(), 6 * kMiB);
@@ -57,7 +55,7 @@ TEST_F(PreloadProtocol, SmallAllocationsShareUnits) {
 }
 
 TEST_F(PreloadProtocol, ABlockCountsUntilItsLastAllocationIsFreed) {
-  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   Program program = RunPacking(daemon);
   for (int i = 0; i < 16; ++i) EXPECT_EQ(program.Ask("alloc plain 512K"), "0");
   EXPECT_EQ(program.Ask("info"), Info(56, 64));
@@ -71,7 +69,7 @@ TEST_F(PreloadProtocol, ABlockCountsUntilItsLastAllocationIsFreed) {
 }
 
 TEST_F(PreloadProtocol, PairsOfSmallAllocationsMakeFewCalls) {
-  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   Program program = RunPacking(daemon);
   EXPECT_EQ(program.Ask("pairs 10000 64K").substr(0, 2), "0 ");
   EXPECT_EQ(program.Ask("pairs 10000 2M").substr(0, 2), "0 ");
@@ -80,7 +78,7 @@ TEST_F(PreloadProtocol, PairsOfSmallAllocationsMakeFewCalls) {
 }
 
 TEST_F(PreloadProtocol, SlackGoesBackWhenItIsNotNeeded) {
-  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   Program program = RunPacking(daemon);
   EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
   EXPECT_EQ(program.Ask("free 0"), "0");
@@ -89,7 +87,7 @@ TEST_F(PreloadProtocol, SlackGoesBackWhenItIsNotNeeded) {
 }
 
 TEST_F(PreloadProtocol, ADaemonThatIsBusyIsAskedAgain) {
-  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   daemon.SetBusy(VRAMBROKER_COUNT_CHARGE, 3);
   Program program = RunPacking(daemon);
   EXPECT_EQ(program.Ask("alloc plain 10M"), "0");
@@ -98,7 +96,7 @@ TEST_F(PreloadProtocol, ADaemonThatIsBusyIsAskedAgain) {
 
 // Else it would seem not to serve the device, and what is held there would not be counted.
 TEST_F(PreloadProtocol, ADaemonThatIsBusyWhenASessionBeginsIsAskedAgain) {
-  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   daemon.SetBusy(VRAMBROKER_COUNT_INFO, 2);
   Program program = RunPacking(daemon);
   EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
@@ -114,7 +112,7 @@ TEST_F(PreloadProtocol, ADaemonThatIsBusyWhenASessionBeginsIsAskedAgain) {
 
 // The daemon never gets so far as to say which devices it has.
 TEST_F(PreloadProtocol, WhileASessionBeginsNothingIsTaken) {
-  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   Program program = RunPacking(daemon, {{"VRAMBROKER_RECONNECT", "300ms"}});
   EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
   daemon.SetBusy(VRAMBROKER_COUNT_INFO, 1'000'000);
@@ -135,7 +133,7 @@ TEST_F(PreloadProtocol, ADeviceThatTheDaemonDoesNotServeIsNotCounted) {
 }
 
 TEST_F(PreloadProtocol, ADeviceThatIsNotServedAnyMoreIsNotCountedAnyMore) {
-  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   Program program = RunPacking(daemon);
   EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
   daemon.set_distort([](const PlayedDaemon::Request& request, PlayedDaemon::Answer answer) {
@@ -153,7 +151,7 @@ class PreloadHostile : public PreloadProtocol, public ::testing::WithParamInterf
  protected:
   // What comes of an allocation with a daemon that answers a call wrongly.
   void Expect(const PlayedDaemon::Distort& distort) {
-    PlayedDaemon daemon(kUuid, 64 * kMiB);
+    PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
     daemon.set_distort([&](const PlayedDaemon::Request& request, const PlayedDaemon::Answer& answer) {
       return request.call == GetParam() ? distort(request, answer) : PlayedDaemon::Bytes(answer);
     });
@@ -214,7 +212,7 @@ INSTANTIATE_TEST_SUITE_P(All, PreloadHostile, ::testing::Values(VRAMBROKER_COUNT
                          });
 
 TEST_F(PreloadProtocol, ADaemonThatHangsUpIsNoEnd) {
-  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   Program program = RunPacking(daemon, {{"VRAMBROKER_RECONNECT", "300ms"}});
   EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
   daemon.set_hang_up(true);
@@ -227,7 +225,7 @@ TEST_F(PreloadProtocol, ADaemonThatHangsUpIsNoEnd) {
 
 // The daemon has counted what the program never learned of.
 TEST_F(PreloadProtocol, AfterALostConnectionTheSessionGoesOnAsItWas) {
-  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   std::atomic<int> hellos_with_token = 0;
   std::atomic<uint64_t> least_charged = ~uint64_t{0};
   Program program = RunPacking(daemon);
@@ -248,7 +246,7 @@ TEST_F(PreloadProtocol, AfterALostConnectionTheSessionGoesOnAsItWas) {
 
 // An operator has ended the session: its process gets no other one, and is told so at once.
 TEST_F(PreloadProtocol, WhyADaemonHasNoRoomForAConnectionIsSaid) {
-  PlayedDaemon daemon(kUuid, 8 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
   daemon.set_distort([](const PlayedDaemon::Request& request, const PlayedDaemon::Answer& answer) {
     if (request.call != VRAMBROKER_COUNT_JOIN) return PlayedDaemon::Bytes(answer);
     PlayedDaemon::Answer refused = answer;
@@ -264,7 +262,7 @@ TEST_F(PreloadProtocol, WhyADaemonHasNoRoomForAConnectionIsSaid) {
 
 // The refusal of the first try stands.
 TEST_F(PreloadProtocol, AProgramWithoutDescriptorsIsRefusedAtOnce) {
-  PlayedDaemon daemon(kUuid, 8 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
   Program program = RunPacking(daemon, {{"VRAMBROKER_RECONNECT", "1h"}});
   EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
   const rlimit none = {.rlim_cur = 3, .rlim_max = 3};
@@ -274,7 +272,7 @@ TEST_F(PreloadProtocol, AProgramWithoutDescriptorsIsRefusedAtOnce) {
 }
 
 TEST_F(PreloadProtocol, AnEndedSessionIsNotWaitedFor) {
-  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   Program program = RunPacking(daemon);
   EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
   daemon.set_distort([](const PlayedDaemon::Request& request, PlayedDaemon::Answer answer) {
@@ -292,7 +290,7 @@ TEST_F(PreloadProtocol, AnEndedSessionIsNotWaitedFor) {
 
 // More than was asked for, or nonsense in the figures, changes what the program is told, and nothing else.
 TEST_F(PreloadProtocol, WildFiguresDoNoHarm) {
-  PlayedDaemon daemon(kUuid, 64 * kMiB);
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   daemon.set_distort([](const auto&, auto answer) {
     answer.limit_bytes = ~uint64_t{0};
     answer.free_bytes = ~uint64_t{0} - 5;
