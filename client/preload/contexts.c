@@ -56,19 +56,18 @@ int cuDevicePrimaryCtxRetain(cu_context* context, cu_device device) {
   return begun(device, driver->cuDevicePrimaryCtxRetain(context, device));
 }
 
-static void gone(cu_context context, cu_device device) {
+static void gone(cu_context context) {
   if (context != NULL) {
     grant_forget_context(context);
     arrays_forget_context(context);
   }
   pools_read();
-  graphs_read(device);
+  graphs_read();
 }
 
 static int destroy(int (*real)(cu_context), cu_context context) {
-  const cu_device device = current_device(NULL);
   const int error = real(context);
-  if (error == CU_OK) gone(context, device);
+  if (error == CU_OK) gone(context);
   return error;
 }
 
@@ -103,7 +102,7 @@ static cu_context primary(cu_device device, int (*release)(cu_device)) {
 static int reset(int (*real)(cu_device), int (*release)(cu_device), cu_device device) {
   const cu_context context = primary(device, release);
   const int error = real(device);
-  if (error == CU_OK) gone(context, device);
+  if (error == CU_OK) gone(context);
   return error;
 }
 
@@ -121,7 +120,7 @@ int cuDevicePrimaryCtxReset_v2(cu_device device) {
 static int release(int (*real)(cu_device), cu_device device) {
   const cu_context context = primary(device, real);
   const int error = real(device);
-  if (error == CU_OK && !is_active(device)) gone(context, device);
+  if (error == CU_OK && !is_active(device)) gone(context);
   return error;
 }
 

@@ -81,6 +81,11 @@ typedef struct {
 } cu_pool_properties;
 
 typedef struct {
+  int type, reserved[3];
+  cu_pool_properties memory; /* of CU_NODE_MEMORY; what follows is not looked at */
+} cu_node_parameters;
+
+typedef struct {
   unsigned long long total, free, used;
 } nvml_memory;
 
@@ -197,6 +202,8 @@ enum {
   X(cuMipmappedArrayGetMemoryRequirements,                                                                  \
     (cu_array_requirements * requirements, cu_mipmapped array, cu_device device))                           \
   X(cuStreamGetCtx, (cu_stream stream, cu_context * context))                                               \
+  X(cuStreamQuery, (cu_stream stream))                                                                      \
+  X(cuStreamQuery_ptsz, (cu_stream stream))                                                                 \
   X(cuStreamIsCapturing, (cu_stream stream, int* status))                                                   \
   X(cuStreamIsCapturing_ptsz, (cu_stream stream, int* status))                                              \
   X(cuDeviceGetMemPool, (cu_pool * pool, cu_device device))                                                 \

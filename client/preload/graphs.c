@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "client/preload/contexts.h"
 #include "client/preload/driver.h"
 #include "client/preload/growth.h"
 #include "client/preload/lock.h"
@@ -12,59 +11,74 @@
 
 enum { MOST_TRIES = 8 };
 
-static int have_memory;
-static struct lock growing; /* as of pools */
-static uint64_t known[LEDGER_DEVICES];
+/* A graph's nodes, and captured streams, name their devices: these need not be the thread's current one. */
+static uint64_t devices_with_memory; /* a bit for each */
+static struct reserve reserves[LEDGER_DEVICES];
+_Static_assert(LEDGER_DEVICES <= 64, "a bit for each device");
 
-void graphs_have_memory(void) {
-  __atomic_store_n(&have_memory, 1, __ATOMIC_RELAXED);
+static uint64_t with_memory(void) {
+  return __atomic_load_n(&devices_with_memory, __ATOMIC_RELAXED);
 }
 
-static uint64_t reserved_units(cu_device device) {
-  const struct driver* driver = real_driver();
+static cu_device take_first(uint64_t* devices) {
+  const cu_device first = __builtin_ctzll(*devices);
+  *devices &= *devices - 1;
+  return first;
+}
+
+void graphs_have_memory(cu_device device) {
+  if (device < 0 || device >= LEDGER_DEVICES) return;
+  __atomic_or_fetch(&devices_with_memory, UINT64_C(1) << device, __ATOMIC_RELAXED);
+}
+
+static int reserved_units(const void* owner, uint64_t* units) {
+  const cu_device device = (cu_device)((const struct reserve*)owner - reserves);
   uint64_t bytes = 0;
-  if (driver->cuDeviceGetGraphMemAttribute == NULL) return 0;
-  return driver->cuDeviceGetGraphMemAttribute(device, CU_GRAPH_RESERVED, &bytes) == CU_OK ? units_of(bytes) : 0;
+  if (real_driver()->cuDeviceGetGraphMemAttribute(device, CU_GRAPH_RESERVED, &bytes) != CU_OK) return -1;
+  *units = units_of(bytes);
+  return 0;
 }
 
-/* The device whose graphs are counted, or -1. */
-static cu_device counted_device(struct growth* growth) {
-  if (!__atomic_load_n(&have_memory, __ATOMIC_RELAXED) || real_driver()->cuDeviceGetGraphMemAttribute == NULL)
-    return -1;
-  const cu_device device = current_device(NULL);
-  if (device < 0 || device >= LEDGER_DEVICES) return -1;
-  if (account_of(device, 1, &growth->account) != CU_OK || growth->account == NULL) return -1;
-  return device;
+/* What the device's graphs have; NULL where that is not counted. */
+static struct reserve* reserve_of(cu_device device) {
+  struct account* account;
+  struct reserve* const reserve = &reserves[device];
+  if (real_driver()->cuDeviceGetGraphMemAttribute == NULL) return NULL;
+  if (account_of(device, 1, &account) != CU_OK || account == NULL) return NULL;
+  lock(&reserve->lock);
+  reserve->account = account;
+  reserve->read = reserved_units;
+  reserve->owner = reserve;
+  unlock(&reserve->lock);
+  return reserve;
 }
 
-void graphs_read(cu_device device) {
-  struct growth growth = {0};
-  if (device < 0 || device >= LEDGER_DEVICES || known[device] == 0) return;
-  if (account_of(device, 1, &growth.account) != CU_OK || growth.account == NULL) return;
-  lock(&growing);
-  growth_owe(&growth, &known[device], reserved_units(device));
-  unlock(&growing);
+void graphs_read(void) {
+  for (uint64_t left = with_memory(); left != 0;) {
+    struct reserve* const reserve = reserve_of(take_first(&left));
+    if (reserve != NULL) growth_read(reserve);
+  }
 }
 
 void graphs_forget_all(void) {
-  have_memory = 0;
-  memset(&growing, 0, sizeof growing);
-  memset(known, 0, sizeof known);
+  devices_with_memory = 0;
+  memset(reserves, 0, sizeof reserves);
 }
 
 /* --- making nodes --- */
 
+static void look_at_memory(const cu_pool_properties* memory) {
+  graphs_have_memory(device_of_location(&memory->location, memory->type));
+}
+
 int cuGraphAddMemAllocNode(cu_node* node, cu_graph graph, const cu_node* after, size_t count, void* parameters) {
   REAL(cuGraphAddMemAllocNode);
-  graphs_have_memory();
+  if (parameters != NULL) look_at_memory(parameters); /* they begin with it */
   return driver->cuGraphAddMemAllocNode(node, graph, after, count, parameters);
 }
 
-static void look_at(const void* parameters) {
-  int type; /* comes first */
-  if (parameters == NULL) return;
-  memcpy(&type, parameters, sizeof type);
-  if (type == CU_NODE_MEMORY) graphs_have_memory();
+static void look_at(const cu_node_parameters* parameters) {
+  if (parameters != NULL && parameters->type == CU_NODE_MEMORY) look_at_memory(&parameters->memory);
 }
 
 int cuGraphAddNode(cu_node* node, cu_graph graph, const cu_node* after, size_t count, void* parameters) {
@@ -80,29 +94,62 @@ int cuGraphAddNode_v2(cu_node* node, cu_graph graph, const cu_node* after, const
   return driver->cuGraphAddNode_v2(node, graph, after, edges, count, parameters);
 }
 
+/* --- calls that take memory, of whatever device --- */
+
+/* Returns the devices that are looked at, a bit for each. */
+static uint64_t enter(struct growth* growth) {
+  uint64_t entered = 0;
+  for (uint64_t left = with_memory(); left != 0;) {
+    const cu_device device = take_first(&left);
+    struct reserve* const reserve = reserve_of(device);
+    if (reserve == NULL) continue;
+    growth_enter(growth, reserve);
+    entered |= UINT64_C(1) << device;
+  }
+  return entered;
+}
+
+/* Returns those of them whose growth may not be had. */
+static uint64_t leave(struct growth* growth, uint64_t entered) {
+  uint64_t refused = 0;
+  for (uint64_t left = entered; left != 0;) {
+    const cu_device device = take_first(&left);
+    if (growth_leave(growth, &reserves[device]) != 0) refused |= UINT64_C(1) << device;
+  }
+  return refused;
+}
+
+static void undone(uint64_t devices, int trims) {
+  const struct driver* driver = real_driver();
+  for (uint64_t left = devices; left != 0;) {
+    const cu_device device = take_first(&left);
+    if (trims && driver->cuDeviceGraphMemTrim != NULL) driver->cuDeviceGraphMemTrim(device);
+    growth_undone(&reserves[device]);
+  }
+}
+
 /* --- making graphs that can run --- */
 
-/* Charges what the device's graphs have grown by. -1: that may not be, and the graph is destroyed. */
-static int charge_or_undo(struct growth* growth, cu_device device, cu_exec* exec) {
+/* A graph was made, or not. Returns whether its memory may not be had; then it is destroyed. */
+static int made(struct growth* growth, uint64_t entered, int error, cu_exec* exec) {
   const struct driver* driver = real_driver();
-  if (growth_charge(growth, &known[device], reserved_units(device)) == 0) return 0;
-  if (driver->cuGraphExecDestroy != NULL) driver->cuGraphExecDestroy(*exec);
-  if (driver->cuDeviceGraphMemTrim != NULL) driver->cuDeviceGraphMemTrim(device);
-  *exec = NULL;
-  growth_owe(growth, &known[device], reserved_units(device));
-  return -1;
+  const uint64_t refused = leave(growth, entered);
+  const int is_made = error == CU_OK;
+  if (refused != 0 && is_made) {
+    if (driver->cuGraphExecDestroy != NULL) driver->cuGraphExecDestroy(*exec);
+    *exec = NULL;
+  }
+  undone(refused, is_made);
+  return refused != 0 && is_made;
 }
 
 #define INSTANTIATE(call)                                                                           \
   struct growth growth = {0};                                                                       \
-  const cu_device device = counted_device(&growth);                                                 \
-  if (device < 0) return call;                                                                      \
   int error = CU_OK;                                                                                \
   for (int tries = 1;; tries++) {                                                                   \
-    lock(&growing);                                                                                 \
+    const uint64_t entered = enter(&growth);                                                        \
     error = call;                                                                                   \
-    const int refused = error == CU_OK && charge_or_undo(&growth, device, exec) != 0;               \
-    unlock(&growing);                                                                               \
+    const int refused = made(&growth, entered, error, exec);                                        \
     if (!refused && charge_again(&growth.waited, error)) continue;                                  \
     if (!refused) break;                                                                            \
     error = CU_OUT_OF_MEMORY;                                                                       \
@@ -147,15 +194,11 @@ static int launch(int (*real)(cu_exec, cu_stream), cu_exec exec, cu_stream strea
   char why[MESSAGE_BYTES];
   char line[MESSAGE_BYTES + 128];
   int waited;
-  const cu_device device = counted_device(&growth);
-  if (device < 0) return real(exec, stream);
-  lock(&growing);
+  const uint64_t entered = enter(&growth);
   const int error = real(exec, stream);
-  const int owes = growth_charge(&growth, &known[device], reserved_units(device)) != 0;
-  if (owes) growth_owe(&growth, &known[device], reserved_units(device));
-  unlock(&growing);
-  /* Others are asked for it without the lock. */
-  if (owes && ledger_take(growth.account, 0, AT_ONCE, &waited, why) != 0) {
+  const uint64_t refused = leave(&growth, entered);
+  undone(refused, 0);
+  if (refused != 0 && ledger_take(growth.reserve->account, 0, AT_ONCE, &waited, why) != 0) {
     snprintf(line, sizeof line,
              "a graph that runs took %.1f MiB that are not granted, and nothing more is until they are: %s",
              (double)(growth.missing * VRAMBROKER_COUNT_UNIT_BYTES) / (1 << 20), why);
@@ -187,6 +230,6 @@ int cuGraphLaunch_ptsz(cu_exec exec, cu_stream stream) {
 int cuDeviceGraphMemTrim(cu_device device) {
   REAL(cuDeviceGraphMemTrim);
   const int error = driver->cuDeviceGraphMemTrim(device);
-  graphs_read(device);
+  graphs_read();
   return error;
 }

@@ -7,10 +7,11 @@
 
 #include "client/preload/driver_api.h"
 
-/* A graph with a node that allocates is being made. Before that launches are not looked at. */
-void graphs_have_memory(void);
-/* What the device's graphs have reserved is read again. */
-void graphs_read(cu_device device);
+/* A graph with a node that allocates is being made, whose memory is the device's; -1: the host's. Before that launches
+ * are not looked at. */
+void graphs_have_memory(cu_device device);
+/* What the graphs of all devices have reserved is read again. */
+void graphs_read(void);
 void graphs_forget_all(void);
 
 #endif /* VRAMBROKER_CLIENT_PRELOAD_GRAPHS_H_ */

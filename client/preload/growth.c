@@ -1,54 +1,115 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/preload/growth.h"
 
+/* Makes known what the driver has. `own`: calls of this thread that are not done; they are then, where all is paid for.
+ * -1: it is not, and nothing is changed but `grown`. 1: it has become less. */
+static int look(struct reserve* reserve, unsigned own, uint64_t* grown) {
+  char message[MESSAGE_BYTES];
+  int waited;
+  for (;;) {
+    lock(&reserve->lock);
+    const uint64_t known = reserve->known;
+    const uint64_t changes = reserve->changes;
+    const int is_left_to_others = own == 0 && reserve->calls != 0;
+    unlock(&reserve->lock);
+    if (is_left_to_others) return 0;
+    uint64_t now = known;
+    if (reserve->read(reserve->owner, &now) != 0) now = known;
+    *grown = now > known ? now - known : 0;
+    uint64_t shrunk = known > now ? known - now : 0;
+    const int is_refused = own != 0 && *grown != 0 && ledger_take(reserve->account, *grown, NOW, &waited, message) != 0;
+    lock(&reserve->lock);
+    const int is_last = reserve->calls == own;
+    const int is_doubtful = reserve->changes != changes;
+    if (is_refused) {
+      unlock(&reserve->lock);
+      if (is_doubtful) continue; /* others may have paid for it */
+      return -1;
+    }
+    /* Who is not the last leaves it to the others, except what it pays: more than there is comes back from the last. */
+    uint64_t owed = 0;
+    if (own != 0) {
+      reserve->known += *grown;
+    } else if (is_last && !is_doubtful) {
+      owed = *grown;
+      reserve->known += owed;
+      reserve->owed += owed;
+    }
+    if (!is_last || is_doubtful) shrunk = 0;
+    reserve->known -= shrunk;
+    reserve->owed -= shrunk < reserve->owed ? shrunk : reserve->owed;
+    if (own != 0 || *grown != 0 || shrunk != 0) reserve->changes++;
+    const int is_done = !is_last || !is_doubtful;
+    if (is_done) reserve->calls -= own;
+    unlock(&reserve->lock);
+    ledger_owe(reserve->account, owed);
+    ledger_give(reserve->account, shrunk);
+    if (is_done) return shrunk != 0;
+  }
+}
+
+void growth_enter(struct growth* growth, struct reserve* reserve) {
+  lock(&reserve->lock);
+  reserve->calls++;
+  reserve->changes++;
+  if (growth->reserve == reserve) {
+    reserve->known += growth->in_hand;
+    growth->prepared = growth->in_hand;
+    growth->in_hand = 0;
+  }
+  unlock(&reserve->lock);
+}
+
+int growth_leave(struct growth* growth, struct reserve* reserve) {
+  uint64_t grown;
+  if (look(reserve, 1, &grown) >= 0) return 0;
+  growth->missing = (growth->reserve == reserve ? growth->prepared : 0) + grown;
+  growth->reserve = reserve;
+  return -1;
+}
+
+void growth_undone(struct reserve* reserve) {
+  lock(&reserve->lock);
+  reserve->calls--;
+  reserve->changes++;
+  unlock(&reserve->lock);
+  growth_read(reserve);
+}
+
 int growth_prepare(struct growth* growth, uint64_t units) {
   char message[MESSAGE_BYTES];
   int waited;
-  if (units <= growth->in_hand) return 0;
-  if (ledger_take(growth->account, units - growth->in_hand, NOW, &waited, message) != 0) {
-    growth->missing = units;
+  struct reserve* const reserve = growth->reserve;
+  lock(&reserve->lock);
+  const int owes = reserve->owed != 0; /* then nothing more is to be had */
+  unlock(&reserve->lock);
+  if (units == 0 && !owes) return 0;
+  if (ledger_take(reserve->account, units, NOW, &waited, message) != 0) {
+    growth->missing = growth->prepared + units;
     return -1;
   }
-  growth->in_hand = units;
+  lock(&reserve->lock);
+  reserve->known += units;
+  reserve->changes++;
+  unlock(&reserve->lock);
+  growth->prepared += units;
   return 0;
 }
 
-int growth_charge(struct growth* growth, uint64_t* known, uint64_t now) {
-  char message[MESSAGE_BYTES];
-  int waited;
-  if (now <= *known) {
-    ledger_give(growth->account, *known - now);
-    *known = now;
-    return 0;
-  }
-  const uint64_t grown = now - *known;
-  const uint64_t at_hand = grown < growth->in_hand ? grown : growth->in_hand;
-  if (grown > at_hand && ledger_take(growth->account, grown - at_hand, NOW, &waited, message) != 0) {
-    growth->missing = grown;
-    return -1;
-  }
-  growth->in_hand -= at_hand;
-  *known = now;
-  return 0;
-}
-
-void growth_owe(struct growth* growth, uint64_t* known, uint64_t now) {
-  if (now > *known) {
-    ledger_owe(growth->account, now - *known);
-  } else {
-    ledger_give(growth->account, *known - now);
-  }
-  *known = now;
+int growth_read(struct reserve* reserve) {
+  uint64_t grown;
+  return look(reserve, 0, &grown);
 }
 
 int growth_again(struct growth* growth, const char* what, uint64_t bytes) {
-  growth_end(growth);
-  if (charge_begin(&growth->waited, growth->account, what, bytes, growth->missing, MAY_WAIT) != CU_OK) return 0;
+  if (charge_begin(&growth->waited, growth->reserve->account, what, bytes, growth->missing, MAY_WAIT) != CU_OK) {
+    return 0;
+  }
   growth->in_hand = growth->missing;
   return 1;
 }
 
 void growth_end(struct growth* growth) {
-  ledger_give(growth->account, growth->in_hand);
+  if (growth->in_hand != 0) ledger_give(growth->reserve->account, growth->in_hand);
   growth->in_hand = 0;
 }

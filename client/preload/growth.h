@@ -1,27 +1,59 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Memory that the driver takes by its own decision: what a pool, or a device's graphs, have reserved. How much is known
- * only after the call. What is certain is charged before, the rest then, and the caller undoes its call where that may
- * not be. Only growth_again() waits for memory, or for a daemon that is away: callers of the others may hold a lock.
+ * only after a call. What is certain is charged before, the rest then, and the caller undoes its call where that may
+ * not be.
+ *
+ * The driver may wait for the GPU in such a call, and another thread may be what the GPU waits for. So no lock is held
+ * over a call of the driver, and several threads may make the same reserve grow at once: each makes sure that all of it
+ * is paid when its own call is done. Only growth_again() waits for memory, or for a daemon that is away.
+ *
+ *     do {
+ *       growth_enter(&growth, reserve);
+ *       error = driver->...;
+ *       if (growth_leave(&growth, reserve) == 0) break;
+ *       ... undoes it, if error is CU_OK
+ *       growth_undone(reserve);
+ *     } while (growth_again(&growth, what, bytes));
+ *     growth_end(&growth);
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_GROWTH_H_
 #define VRAMBROKER_CLIENT_PRELOAD_GROWTH_H_
 
 #include "client/preload/charge.h"
+#include "client/preload/lock.h"
 
-struct growth {
-  struct account* account;
-  uint64_t in_hand;     /* units that were charged before the call */
-  uint64_t missing;     /* units that were refused */
-  struct charge waited; /* of growth_again(), for charge_again() */
+/* What a pool or a device's graphs have. It stays where it is: threads look at it without a lock of others. */
+struct reserve {
+  struct lock lock;                                /* held for moments */
+  struct account* account;                         /* NULL: not counted */
+  int (*read)(const void* owner, uint64_t* units); /* asks the driver; else than 0: it does not say */
+  const void* owner;
+  uint64_t known;   /* units that are charged, also for calls that are not done */
+  uint64_t owed;    /* units of these that may not have been had */
+  uint64_t changes; /* counts what makes an earlier answer of the driver doubtful */
+  unsigned calls;   /* of the driver that may make it grow, and are not done */
 };
 
-/* Before the call, which takes `units` more at least: without them it is not to be made. -1: so much may not be had. */
+struct growth {
+  struct reserve* reserve; /* that the rest is for */
+  uint64_t prepared;       /* units that were charged before the call */
+  uint64_t missing;        /* units that the call needs, and may not have */
+  uint64_t in_hand;        /* units that were waited for */
+  struct charge waited;    /* of growth_again(), for charge_again() */
+};
+
+/* Before the call, and after it. -1: what it has grown by may not be had; the call is to be undone, and then done with
+ * growth_undone(). */
+void growth_enter(struct growth* growth, struct reserve* reserve);
+int growth_leave(struct growth* growth, struct reserve* reserve);
+/* What could not be undone is owed. */
+void growth_undone(struct reserve* reserve);
+/* Between growth_enter() and the call, which takes `units` at least. -1: so much may not be had, and the call is not to
+ * be made. */
 int growth_prepare(struct growth* growth, uint64_t units);
-/* `known` becomes `now`, in units. -1: so much may not be had; `known` is as it was, and the call is to be undone. */
-int growth_charge(struct growth* growth, uint64_t* known, uint64_t now);
-/* After the undoing: what could not be undone is owed. */
-void growth_owe(struct growth* growth, uint64_t* known, uint64_t now);
+/* What the driver has is read again, unless a call is not done: its thread does so then. Returns whether it is less. */
+int growth_read(struct reserve* reserve);
 /* Whether to make the call again: others had the memory, and it was waited for. Otherwise the program's refusal is
  * written. */
 int growth_again(struct growth* growth, const char* what, uint64_t bytes);

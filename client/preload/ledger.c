@@ -187,7 +187,10 @@ int current_account(struct account** account, cu_context* context) {
   return account_of(current_device(context), 0, account);
 }
 
-static cu_device device_at(const cu_location* location) {
+cu_device device_of_location(const cu_location* location, int type) {
+  const int is_host = location->type == CU_LOCATION_HOST || location->type == CU_LOCATION_HOST_NUMA ||
+                      location->type == CU_LOCATION_HOST_NUMA_CURRENT;
+  if (is_host && type != CU_MANAGED) return -1;
   if (location->type == CU_LOCATION_DEVICE) return location->id;
   if (location->type == CU_LOCATION_DOMAIN) return location->local.device;
   const cu_device current = current_device(NULL);
@@ -195,10 +198,7 @@ static cu_device device_at(const cu_location* location) {
 }
 
 int account_of_location(const cu_location* location, int type, int quiet, struct account** account) {
-  *account = NULL;
-  const int is_host = location->type == CU_LOCATION_HOST || location->type == CU_LOCATION_HOST_NUMA ||
-                      location->type == CU_LOCATION_HOST_NUMA_CURRENT;
-  return is_host && type != CU_MANAGED ? CU_OK : account_of(device_at(location), quiet, account);
+  return account_of(device_of_location(location, type), quiet, account);
 }
 
 /* --- giving back --- */
@@ -448,11 +448,13 @@ int ledger_figures(struct account* account, uint64_t* limit, uint64_t* left) {
   /* Without a daemon: as it last said. */
   lock(&books);
   const uint64_t slack = account->charged > account->used ? account->charged - account->used : 0;
+  const uint64_t owed =
+      account->ordinal >= 0 && account->used > account->charged ? account->used - account->charged : 0;
   const int is_served = account->ordinal >= 0 || account->limit_bytes != 0;
   *limit = account->limit_bytes;
   *left = account->free_bytes + slack * VRAMBROKER_COUNT_UNIT_BYTES;
   unlock(&books);
-  if (*left > *limit) *left = *limit;
+  *left -= owed < *left / VRAMBROKER_COUNT_UNIT_BYTES ? owed * VRAMBROKER_COUNT_UNIT_BYTES : *left;
   return is_served ? 0 : -1;
 }
 

@@ -23,9 +23,11 @@ struct account; /* of one device */
 int account_of(cu_device device, int quiet, struct account** account);
 /* Of the calling thread's context. Without one that is not counted: the driver refuses the call. */
 int current_account(struct account** account, cu_context* context);
-/* Finds the account for memory of a type at a location. Only what is known to be the host's is not counted; managed
-   memory may move to a device. Other memory counts to the device that the location names. If none is known by it, that
-   is the calling thread's, or the first one. */
+/* Finds the device for memory of a type at a location. -1: it is known to be the host's; managed memory may move to a
+   device. Other memory counts to the device that the location names. If none is known by it, that is the calling
+   thread's, or the first one. */
+cu_device device_of_location(const cu_location* location, int type);
+/* The account of that device; NULL for the host's memory, too. */
 int account_of_location(const cu_location* location, int type, int quiet, struct account** account);
 
 uint64_t units_of(uint64_t bytes);

@@ -2,6 +2,7 @@
 #include "client/preload/pools.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
 #include "client/preload/contexts.h"
 #include "client/preload/driver.h"
@@ -11,15 +12,22 @@
 #include "client/preload/lock.h"
 #include "client/preload/table.h"
 
-enum { MOST_TRIES = 8, DESTROYED = 1 };
+enum { MOST_TRIES = 8 };
+static const uint64_t most_bytes = UINT64_C(1) << 50; /* of a request, where several are added up */
 
-/* Held while a pool may grow, until that is charged: so growth has one cause. Taken before `places`. */
-static struct lock growing;
-static struct lock places;
-/* pool -> account (NULL: not of a device), known units in `more`, allocations in `count`, and how much they have */
-static struct table pools;
-static struct table pointers; /* address -> its pool in `more`, and its bytes */
-static uint64_t destroyed_pools;
+struct pool {
+  struct reserve reserve; /* its lock is that of what follows, too */
+  cu_pool handle;         /* NULL: the program has destroyed it */
+  cu_device device;       /* -1: the host's */
+  uint64_t bytes;         /* of its allocations, and of those that the driver is asked for */
+  uint64_t count;         /* of its allocations */
+  struct pool* next;      /* of all: these stay, for another pool once they have neither handle nor allocation */
+};
+
+static struct lock places;    /* of the tables. Held for moments; taken before a pool's lock. */
+static struct table pools;    /* handle -> its pool in `owner` */
+static struct table pointers; /* address -> its pool in `owner`, and its bytes */
+static struct pool* all_pools;
 static int may_have_shrunk; /* something was freed since the pools were read */
 
 int is_capturing(cu_stream stream, int of_thread) {
@@ -31,54 +39,42 @@ int is_capturing(cu_stream stream, int of_thread) {
 
 /* --- what pools have reserved --- */
 
-static uint64_t reserved_units(cu_pool pool) {
+static int reserved_units(const void* owner, uint64_t* units) {
   const struct driver* driver = real_driver();
+  const cu_pool handle = ((const struct pool*)owner)->handle;
   uint64_t bytes = 0;
-  if (driver->cuMemPoolGetAttribute == NULL) return 0;
-  return driver->cuMemPoolGetAttribute(pool, CU_POOL_RESERVED, &bytes) == CU_OK ? units_of(bytes) : 0;
+  if (handle == NULL || driver->cuMemPoolGetAttribute == NULL) return -1;
+  if (driver->cuMemPoolGetAttribute(handle, CU_POOL_RESERVED, &bytes) != CU_OK) return -1;
+  *units = units_of(bytes);
+  return 0;
 }
 
-/* With `growing`. Gives back what the pool has less than was known. */
-static void read_again(uint64_t key) {
-  struct growth growth = {0};
-  uint64_t known = 0;
-  lock(&places);
-  const struct entry* pool = table_find(&pools, key);
-  if (pool != NULL) {
-    growth.account = pool->owner;
-    known = pool->more;
-  }
-  unlock(&places);
-  if (growth.account == NULL) return;
-  const uint64_t before = known;
-  growth_owe(&growth, &known, reserved_units((cu_pool)(uintptr_t)key));
-  lock(&places);
-  struct entry* same = table_find(&pools, key);
-  if (same != NULL) {
-    const uint64_t bytes = known * VRAMBROKER_COUNT_UNIT_BYTES;
-    same->more = known;
-    if (same->bytes > bytes) same->bytes = bytes; /* some went with their context */
-  }
-  unlock(&places);
-  if (known < before) __atomic_store_n(&may_have_shrunk, 1, __ATOMIC_RELAXED); /* perhaps not all of it yet */
+/* Gives back what the pool has less than was known. While it owes, it keeps nothing that is not in use. */
+static void read_pool(struct pool* pool) {
+  const struct driver* driver = real_driver();
+  struct reserve* const reserve = &pool->reserve;
+  lock(&reserve->lock);
+  const cu_pool handle = pool->handle;
+  const uint64_t in_use = pool->bytes;
+  const int owes = reserve->owed != 0;
+  const int is_asked = reserve->calls != 0; /* the driver may wait there */
+  unlock(&reserve->lock);
+  if (handle == NULL || reserve->account == NULL) return;
+  if (owes && !is_asked && driver->cuMemPoolTrimTo != NULL) driver->cuMemPoolTrimTo(handle, in_use);
+  const int has_shrunk = growth_read(reserve);
+  lock(&reserve->lock);
+  const uint64_t bytes = reserve->known * VRAMBROKER_COUNT_UNIT_BYTES;
+  if (reserve->calls == 0 && pool->bytes > bytes) pool->bytes = bytes; /* some went with their context */
+  const int owes_still = reserve->owed != 0;
+  unlock(&reserve->lock);
+  if (has_shrunk || owes_still) __atomic_store_n(&may_have_shrunk, 1, __ATOMIC_RELAXED); /* perhaps not all of it yet */
 }
 
 void pools_read(void) {
-  /* A thread that holds it may be waiting for the daemon: this one goes on. */
-  if (!try_lock(&growing)) {
-    __atomic_store_n(&may_have_shrunk, 1, __ATOMIC_RELAXED);
-    return;
-  }
   __atomic_store_n(&may_have_shrunk, 0, __ATOMIC_RELAXED);
-  for (size_t i = 0;; i++) {
-    lock(&places);
-    const int is_last = i >= pools.size;
-    const uint64_t key = is_last ? 0 : pools.places[i].key;
-    unlock(&places);
-    if (is_last) break;
-    if (key != 0 && (key & DESTROYED) == 0) read_again(key);
+  for (struct pool* pool = __atomic_load_n(&all_pools, __ATOMIC_ACQUIRE); pool != NULL; pool = pool->next) {
+    read_pool(pool);
   }
-  unlock(&growing);
 }
 
 void pools_read_if_freed(void) {
@@ -101,30 +97,75 @@ static cu_device device_of(cu_stream stream) {
   return current_device(NULL);
 }
 
-/* Makes the pool known. Returns an error for the program, or 0; the account is NULL where it is not counted. */
-static int account_of_pool(cu_pool pool, cu_stream stream, struct account** account) {
-  const struct driver* driver = real_driver();
-  const uint64_t key = (uint64_t)(uintptr_t)pool;
-  *account = NULL;
+/* With the lock. A pool without handle and allocations, or a new one; NULL: no memory. */
+static struct pool* unused_pool(void) {
+  for (struct pool* pool = all_pools; pool != NULL; pool = pool->next) {
+    lock(&pool->reserve.lock);
+    const int is_unused = pool->handle == NULL && pool->count == 0 && pool->reserve.calls == 0;
+    unlock(&pool->reserve.lock);
+    if (is_unused) return pool;
+  }
+  struct pool* const pool = mmap(NULL, sizeof *pool, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pool == MAP_FAILED) return NULL;
+  pool->reserve.read = reserved_units;
+  pool->reserve.owner = pool;
+  pool->next = all_pools;
+  __atomic_store_n(&all_pools, pool, __ATOMIC_RELEASE);
+  return pool;
+}
+
+static struct pool* find_pool(cu_pool handle) {
   lock(&places);
-  const struct entry* known = table_find(&pools, key);
-  if (known != NULL) *account = known->owner;
+  const struct entry* known = table_find(&pools, (uint64_t)(uintptr_t)handle);
+  struct pool* const pool = known == NULL ? NULL : known->owner;
   unlock(&places);
-  if (known != NULL || pool == NULL) return CU_OK;
-  /* The pool was neither made here nor asked for by its location: it is a device's own. */
-  cu_device device = device_of(stream);
+  return pool;
+}
+
+/* Returns the one that is known by the handle, or makes it known. NULL: no memory. */
+static struct pool* know_pool(cu_pool handle, cu_device device, struct account* account) {
+  lock(&places);
+  const struct entry* known = table_find(&pools, (uint64_t)(uintptr_t)handle);
+  struct pool* pool = known == NULL ? unused_pool() : known->owner;
+  if (known == NULL && pool != NULL) {
+    const struct entry entry = {.key = (uint64_t)(uintptr_t)handle, .owner = pool};
+    if (table_put(&pools, &entry) != 0) {
+      pool = NULL;
+    } else {
+      lock(&pool->reserve.lock);
+      pool->handle = handle;
+      pool->device = device;
+      pool->reserve.account = account;
+      unlock(&pool->reserve.lock);
+    }
+  }
+  unlock(&places);
+  return pool;
+}
+
+/* A pool that was neither made here nor asked for by its location is a device's own. */
+static cu_device device_of_pool(cu_pool handle, cu_stream stream) {
+  const struct driver* driver = real_driver();
+  const struct pool* const known = find_pool(handle);
+  if (known != NULL) return known->device;
   for (cu_device each = 0; each < LEDGER_DEVICES && driver->cuDeviceGetDefaultMemPool != NULL; each++) {
     cu_pool of_device;
     if (driver->cuDeviceGetDefaultMemPool(&of_device, each) != CU_OK) break;
-    if (of_device == pool) device = each;
+    if (of_device == handle) return each;
   }
-  const int error = account_of(device, 0, account);
+  return device_of(stream);
+}
+
+/* Finds a pool, or makes it known. Returns an error for the program, or 0. */
+static int pool_of(cu_pool handle, cu_stream stream, struct pool** pool) {
+  struct account* account;
+  *pool = find_pool(handle);
+  if (*pool != NULL) return CU_OK;
+  const cu_device device = device_of_pool(handle, stream);
+  const int error = account_of(device, 0, &account);
   if (error != CU_OK) return error;
-  const struct entry entry = {.key = key, .owner = *account};
-  lock(&places);
-  if (table_find(&pools, key) == NULL) table_put(&pools, &entry);
-  unlock(&places);
-  return CU_OK;
+  *pool = know_pool(handle, device, account);
+  return *pool != NULL ? CU_OK : refuse("there is no memory for the list of this program's pools");
 }
 
 /* --- allocating --- */
@@ -149,96 +190,110 @@ static int ask_driver(const struct request* request, int from_pool) {
                                                                                        request->stream);
 }
 
-static void undo(const struct request* request, uint64_t units) {
+/* Never waits for work of the program, which may wait for another thread. What its stream is busy with keeps the memory
+ * until then. */
+static void undo(const struct request* request, struct pool* pool, const struct growth* growth) {
   const struct driver* driver = real_driver();
+  int (*query)(cu_stream) = request->of_thread ? driver->cuStreamQuery_ptsz : driver->cuStreamQuery;
+  const int is_idle = query != NULL && query(request->stream) == CU_OK;
   (request->of_thread ? driver->cuMemFreeAsync_ptsz : driver->cuMemFreeAsync)(*request->address, request->stream);
-  (request->of_thread ? driver->cuStreamSynchronize_ptsz : driver->cuStreamSynchronize)(request->stream);
-  driver->cuMemPoolTrimTo(request->pool, units * VRAMBROKER_COUNT_UNIT_BYTES);
+  if (is_idle) (request->of_thread ? driver->cuStreamSynchronize_ptsz : driver->cuStreamSynchronize)(request->stream);
+  lock(&pool->reserve.lock);
+  const uint64_t before = pool->reserve.known - growth->prepared;
+  unlock(&pool->reserve.lock);
+  driver->cuMemPoolTrimTo(pool->handle, before * VRAMBROKER_COUNT_UNIT_BYTES);
   *request->address = 0;
 }
 
-/* With `places`. Returns what is known of its pool. */
-static struct entry* leaves_pool(const struct entry* pointer) {
-  struct entry* pool = table_find(&pools, pointer->more);
-  if (pool == NULL) return NULL;
-  if (pool->count != 0) pool->count--;
-  pool->bytes -= pointer->bytes < pool->bytes ? pointer->bytes : pool->bytes;
-  return pool;
+static uint64_t bytes_to_add(const struct request* request) {
+  return request->bytes < most_bytes ? request->bytes : most_bytes;
 }
 
-static void note_pointer(const struct request* request) {
-  const uint64_t key = (uint64_t)(uintptr_t)request->pool;
-  const struct entry entry = {.key = *request->address, .more = key, .bytes = request->bytes};
-  lock(&places);
-  const struct entry* before = table_find(&pointers, entry.key);
-  if (before != NULL) leaves_pool(before); /* it went with its context */
-  struct entry* known = table_find(&pools, key);
-  if (known != NULL && table_put(&pointers, &entry) == 0) {
-    known->count++;
-    known->bytes += request->bytes;
-  }
-  unlock(&places);
-}
-
-/* With `growing`. How much the pool grows at least: even if all that the program does not have can be used for it. */
-static uint64_t least_growth(const struct request* request) {
-  lock(&places);
-  const struct entry* pool = table_find(&pools, (uint64_t)(uintptr_t)request->pool);
-  const uint64_t reserved = pool == NULL ? 0 : pool->more * VRAMBROKER_COUNT_UNIT_BYTES;
-  const uint64_t in_use = pool == NULL ? 0 : pool->bytes;
-  unlock(&places);
-  const uint64_t unused = reserved > in_use ? reserved - in_use : 0;
+/* A request joins the pool's allocations. Returns how much the pool grows at least: even if all that the program does
+ * not have can be used for it. */
+static uint64_t join(struct pool* pool, const struct request* request) {
+  lock(&pool->reserve.lock);
+  const uint64_t reserved = pool->reserve.known * VRAMBROKER_COUNT_UNIT_BYTES;
+  const uint64_t unused = reserved > pool->bytes ? reserved - pool->bytes : 0;
+  pool->bytes += bytes_to_add(request);
+  unlock(&pool->reserve.lock);
   return request->bytes > unused ? units_of(request->bytes - unused) : 0;
 }
 
+/* `count`: whether it was an allocation, and no mere request. */
+static void leave(struct pool* pool, uint64_t bytes, unsigned count) {
+  uint64_t units = 0;
+  lock(&pool->reserve.lock);
+  pool->count -= count < pool->count ? count : pool->count;
+  pool->bytes -= bytes < pool->bytes ? bytes : pool->bytes;
+  struct account* const account = pool->reserve.account;
+  if (pool->handle == NULL && pool->count == 0) { /* the last of a destroyed pool */
+    units = pool->reserve.known;
+    pool->reserve.known = pool->reserve.owed = pool->bytes = 0;
+  }
+  unlock(&pool->reserve.lock);
+  if (units != 0) ledger_give(account, units);
+}
+
+static void note_pointer(const struct request* request, struct pool* pool) {
+  const struct entry entry = {.key = *request->address, .owner = pool, .bytes = bytes_to_add(request)};
+  lock(&places);
+  const struct entry* known = table_find(&pointers, entry.key);
+  const struct entry before = known == NULL ? (struct entry){0} : *known; /* it went with its context */
+  const int failed = table_put(&pointers, &entry);
+  unlock(&places);
+  if (before.owner != NULL) leave(before.owner, before.bytes, 1);
+  if (failed) return leave(pool, entry.bytes, 0);
+  lock(&pool->reserve.lock);
+  pool->count++;
+  unlock(&pool->reserve.lock);
+}
+
 /* Asks the driver, and charges what its pool grew by. -1: that may not be, and was not done, or is undone. */
-static int try_once(const struct request* request, int from_pool, struct growth* growth, int* error) {
-  const uint64_t key = (uint64_t)(uintptr_t)request->pool;
-  int result = 0;
-  lock(&growing);
-  read_again(key);
-  if (growth_prepare(growth, least_growth(request)) != 0) {
-    unlock(&growing);
-    return -1;
+static int try_once(const struct request* request, struct pool* pool, int from_pool, struct growth* growth,
+                    int* error) {
+  struct reserve* const reserve = &pool->reserve;
+  read_pool(pool);
+  growth_enter(growth, reserve);
+  const uint64_t least = join(pool, request);
+  if (growth_prepare(growth, least) == 0) {
+    *error = ask_driver(request, from_pool);
+    if (growth_leave(growth, reserve) == 0) {
+      if (*error == CU_OK) {
+        note_pointer(request, pool);
+      } else {
+        leave(pool, bytes_to_add(request), 0);
+      }
+      return 0;
+    }
+    if (*error == CU_OK) undo(request, pool, growth);
   }
-  *error = ask_driver(request, from_pool);
-  lock(&places);
-  const struct entry* pool = table_find(&pools, key);
-  uint64_t known = pool == NULL ? 0 : pool->more;
-  unlock(&places);
-  if (growth_charge(growth, &known, reserved_units(request->pool)) != 0) {
-    if (*error == CU_OK) undo(request, known);
-    growth_owe(growth, &known, reserved_units(request->pool));
-    result = -1;
-  } else if (*error == CU_OK) {
-    note_pointer(request);
-  }
-  lock(&places);
-  struct entry* same = table_find(&pools, key);
-  if (same != NULL) same->more = known;
-  unlock(&places);
-  unlock(&growing);
-  return result;
+  leave(pool, bytes_to_add(request), 0);
+  growth_undone(reserve);
+  __atomic_store_n(&may_have_shrunk, 1, __ATOMIC_RELAXED);
+  return -1;
 }
 
 static int allocate(struct request* request) {
   const struct driver* driver = real_driver();
   const int from_pool = request->pool != NULL;
-  struct growth growth = {0};
   int error = CU_OK;
   if (is_capturing(request->stream, request->of_thread)) { /* it becomes a node of a graph */
-    graphs_have_memory();
+    graphs_have_memory(device_of(request->stream));
+    if (from_pool) graphs_have_memory(device_of_pool(request->pool, request->stream));
     return ask_driver(request, from_pool);
   }
   if (!from_pool && (driver->cuDeviceGetMemPool == NULL ||
                      driver->cuDeviceGetMemPool(&request->pool, device_of(request->stream)) != CU_OK)) {
     return ask_driver(request, from_pool);
   }
-  const int refused = account_of_pool(request->pool, request->stream, &growth.account);
+  struct pool* pool;
+  const int refused = pool_of(request->pool, request->stream, &pool);
   if (refused != CU_OK) return refused;
-  if (growth.account == NULL) return ask_driver(request, from_pool);
+  if (pool->reserve.account == NULL) return ask_driver(request, from_pool);
+  struct growth growth = {.reserve = &pool->reserve};
   for (int tries = 1;;) {
-    const int result = try_once(request, from_pool, &growth, &error);
+    const int result = try_once(request, pool, from_pool, &growth, &error);
     if (result == 0 && charge_again(&growth.waited, error)) continue;
     if (result == 0) break;
     if (tries++ == MOST_TRIES || !growth_again(&growth, request->what, request->bytes)) {
@@ -289,21 +344,15 @@ struct entry pools_forget(cu_address address) {
 }
 
 void pools_freed(const struct entry* pointer, int error) {
-  struct account* account = NULL;
-  const uint64_t key = pointer->more;
-  uint64_t units = 0;
-  if (key == 0) return;
-  lock(&places);
-  struct entry* pool = error == CU_OK ? leaves_pool(pointer) : NULL;
-  if (error != CU_OK) table_put(&pointers, pointer);                /* there is room: it was just removed */
-  if (pool != NULL && (key & DESTROYED) != 0 && pool->count == 0) { /* the last of a destroyed pool */
-    account = pool->owner;
-    units = pool->more;
-    table_remove(&pools, pool);
+  if (pointer->owner == NULL) return;
+  if (error == CU_OK) {
+    leave(pointer->owner, pointer->bytes, 1);
+    __atomic_store_n(&may_have_shrunk, 1, __ATOMIC_RELAXED);
+    return;
   }
+  lock(&places);
+  table_put(&pointers, pointer); /* there is room: it was just removed */
   unlock(&places);
-  if (account != NULL) ledger_give(account, units);
-  if (error == CU_OK) __atomic_store_n(&may_have_shrunk, 1, __ATOMIC_RELAXED);
 }
 
 static int free_async(int (*real)(cu_address, cu_stream), cu_address address, cu_stream stream, int of_thread) {
@@ -328,6 +377,28 @@ int cuMemFreeAsync_ptsz(cu_address address, cu_stream stream) {
 
 /* --- pools themselves --- */
 
+/* The driver has destroyed it. What is still allocated from it stays charged until it is freed. */
+static void destroyed(struct pool* pool) {
+  lock(&pool->reserve.lock);
+  pool->handle = NULL;
+  pool->reserve.changes++;
+  unlock(&pool->reserve.lock);
+  leave(pool, 0, 0);
+}
+
+/* Before the driver destroys it: another may get the same handle at once. */
+static struct pool* forget_pool(cu_pool handle) {
+  struct pool* pool = NULL;
+  lock(&places);
+  struct entry* const known = table_find(&pools, (uint64_t)(uintptr_t)handle);
+  if (known != NULL) {
+    pool = known->owner;
+    table_remove(&pools, known);
+  }
+  unlock(&places);
+  return pool;
+}
+
 int cuMemPoolCreate(cu_pool* pool, const cu_pool_properties* properties) {
   REAL(cuMemPoolCreate);
   struct account* account = NULL;
@@ -338,10 +409,9 @@ int cuMemPoolCreate(cu_pool* pool, const cu_pool_properties* properties) {
   }
   const int error = driver->cuMemPoolCreate(pool, properties);
   if (error != CU_OK) return error;
-  const struct entry entry = {.key = (uint64_t)(uintptr_t)*pool, .owner = account};
-  lock(&places);
-  table_put(&pools, &entry);
-  unlock(&places);
+  struct pool* const before = forget_pool(*pool); /* it went in a way that is not seen here */
+  if (before != NULL) destroyed(before);
+  know_pool(*pool, properties == NULL ? -1 : device_of_location(&properties->location, properties->type), account);
   return error;
 }
 
@@ -353,10 +423,7 @@ static int get(int (*real)(cu_pool*, cu_location*, int), cu_pool* pool, cu_locat
   const int error = real(pool, location, type);
   struct account* account;
   if (error != CU_OK || account_of_location(location, type, 1, &account) != CU_OK) return error;
-  const struct entry entry = {.key = (uint64_t)(uintptr_t)*pool, .owner = account};
-  lock(&places);
-  if (table_find(&pools, entry.key) == NULL) table_put(&pools, &entry);
-  unlock(&places);
+  know_pool(*pool, device_of_location(location, type), account);
   return error;
 }
 
@@ -370,48 +437,29 @@ int cuMemGetMemPool(cu_pool* pool, cu_location* location, int type) {
   return get(driver->cuMemGetMemPool, pool, location, type);
 }
 
-/* What is still allocated from the pool stays charged, as a pool without a handle, until it is freed. */
-static void destroyed(uint64_t key) {
-  struct account* account = NULL;
-  uint64_t units = 0;
-  lock(&places);
-  struct entry* known = table_find(&pools, key);
-  if (known != NULL) {
-    struct entry pool = *known;
-    table_remove(&pools, known);
-    if (pool.count == 0) {
-      account = pool.owner;
-      units = pool.more;
-    } else {
-      pool.key = ++destroyed_pools << 1 | DESTROYED;
-      table_put(&pools, &pool);
-      for (size_t i = 0; i < pointers.size; i++) {
-        if (pointers.places[i].key != 0 && pointers.places[i].more == key) pointers.places[i].more = pool.key;
-      }
-    }
-  }
-  unlock(&places);
-  if (account != NULL) ledger_give(account, units);
-}
-
-int cuMemPoolDestroy(cu_pool pool) {
+int cuMemPoolDestroy(cu_pool handle) {
   REAL(cuMemPoolDestroy);
-  const uint64_t key = (uint64_t)(uintptr_t)pool;
-  lock(&growing);
-  driver->cuMemPoolTrimTo(pool, 0); /* so that what is known afterwards is what is in use */
-  read_again(key);
-  const int error = driver->cuMemPoolDestroy(pool);
-  if (error == CU_OK) destroyed(key);
-  unlock(&growing);
+  struct pool* const pool = forget_pool(handle);
+  if (pool == NULL) return driver->cuMemPoolDestroy(handle);
+  driver->cuMemPoolTrimTo(handle, 0); /* so that what is known afterwards is what is in use */
+  read_pool(pool);
+  const int error = driver->cuMemPoolDestroy(handle);
+  if (error == CU_OK) {
+    destroyed(pool);
+    return error;
+  }
+  const struct entry entry = {.key = (uint64_t)(uintptr_t)handle, .owner = pool};
+  lock(&places);
+  table_put(&pools, &entry); /* there is room: it was just removed */
+  unlock(&places);
   return error;
 }
 
-int cuMemPoolTrimTo(cu_pool pool, size_t bytes) {
+int cuMemPoolTrimTo(cu_pool handle, size_t bytes) {
   REAL(cuMemPoolTrimTo);
-  lock(&growing);
-  const int error = driver->cuMemPoolTrimTo(pool, bytes);
-  read_again((uint64_t)(uintptr_t)pool);
-  unlock(&growing);
+  const int error = driver->cuMemPoolTrimTo(handle, bytes);
+  struct pool* const pool = find_pool(handle);
+  if (pool != NULL) read_pool(pool);
   return error;
 }
 
@@ -453,8 +501,12 @@ int cuCtxSynchronize_v2(cu_context context) {
 }
 
 void pools_forget_all(void) {
-  memset(&growing, 0, sizeof growing);
   memset(&places, 0, sizeof places);
   table_clear(&pools);
   table_clear(&pointers);
+  while (all_pools != NULL) {
+    struct pool* const pool = all_pools;
+    all_pools = pool->next;
+    munmap(pool, sizeof *pool);
+  }
 }

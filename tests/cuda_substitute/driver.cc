@@ -254,6 +254,43 @@ CUresult cuStreamSynchronize(CUstream stream) {
   });
 }
 
+// The context of a stream, and for the default streams' names, the thread's.
+CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
+  return ContextCall("cuStreamGetCtx", [&](Driver& driver) {
+    const Lock lock(driver.mu());
+    const StreamState* const state = driver.Stream(stream);
+    if (state == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    *context = ContextOf(state->context);
+    return CUDA_SUCCESS;
+  });
+}
+
+// There are no green contexts.
+CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext* context, CUgreenCtx* green) {
+  if (green != nullptr) *green = nullptr;
+  return cuStreamGetCtx(stream, context);
+}
+
+// The stream waits until the function has returned. It is called in a thread of its own.
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
+  return ContextCall("cuLaunchHostFunc", [&](Driver& driver) {
+    const Lock lock(driver.mu());
+    StreamState* const state = driver.Stream(stream);
+    if (state == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    if (state->capturing()) return CUDA_ERROR_NOT_SUPPORTED;
+    if (driver.Runs(state->host_function)) std::abort();  // a test that queues two is not foreseen
+    const Clock::time_point begins = driver.DoneAt(*state);
+    const uint64_t number = state->host_function = driver.AddHostFunction();
+    std::thread([&driver, function, data, begins, number] {
+      std::this_thread::sleep_until(begins);
+      function(data);
+      const Lock end_lock(driver.mu());
+      driver.EndHostFunction(number);
+    }).detach();
+    return CUDA_SUCCESS;
+  });
+}
+
 // ---- Events ----
 
 CUresult cuEventCreate(CUevent* event, unsigned int /*flags*/) {

@@ -27,6 +27,7 @@
 #undef cuMemFree
 #undef cuArrayCreate
 #undef cuArray3DCreate
+#undef cuGraphAddNode
 
 // Sizes and addresses of the first versions of functions have 32 bits.
 typedef unsigned int Address32;
@@ -107,6 +108,10 @@ struct Array3dDescriptor32 {
                              CUDA_MEM_ALLOC_NODE_PARAMS* parameters))                                                  \
   F(cuGraphAddMemFreeNode,                                                                                             \
     (CUgraphNode * node, CUgraph graph, const CUgraphNode* dependencies, size_t count, CUdeviceptr address))           \
+  F(cuGraphAddNode,                                                                                                    \
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode* dependencies, size_t count, CUgraphNodeParams* parameters)) \
+  F(cuGraphAddNode_v2, (CUgraphNode * node, CUgraph graph, const CUgraphNode* dependencies,                            \
+                        const CUgraphEdgeData* edges, size_t count, CUgraphNodeParams* parameters))                    \
   F(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags))                        \
   F(cuGraphLaunch, (CUgraphExec exec, CUstream stream))                                                                \
   F(cuGraphExecDestroy, (CUgraphExec exec))                                                                            \
@@ -115,6 +120,9 @@ struct Array3dDescriptor32 {
   F(cuDeviceGraphMemTrim, (CUdevice device))                                                                           \
   F(cuCtxSetCurrent, (CUcontext context))                                                                              \
   F(cuDevicePrimaryCtxReset_v2, (CUdevice device))                                                                     \
+  F(cuStreamGetCtx, (CUstream stream, CUcontext * context))                                                            \
+  F(cuStreamGetCtx_v2, (CUstream stream, CUcontext * context, CUgreenCtx * green))                                     \
+  F(cuLaunchHostFunc, (CUstream stream, CUhostFn function, void* data))                                                \
   F(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode))                                              \
   F(cuStreamEndCapture, (CUstream stream, CUgraph * graph))                                                            \
   F(cuGraphDestroy, (CUgraph graph))
@@ -135,22 +143,26 @@ struct Array3dDescriptor32 {
   F(cuArray3DCreate, (CUarray * array, const Array3dDescriptor32* descriptor))
 
 // With the thread's own stream as the default stream: F(name without the suffix, suffix, parameters, arguments).
-#define VRAMBROKER_CUDA_PER_THREAD_FUNCTIONS(F)                                                                 \
-  F(cuMemcpyHtoD_v2, _ptds, (CUdeviceptr to, const void* from, size_t bytes), (to, from, bytes))                \
-  F(cuMemcpyDtoH_v2, _ptds, (void* to, CUdeviceptr from, size_t bytes), (to, from, bytes))                      \
-  F(cuMemsetD8Async, _ptsz, (CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream),          \
-    (address, value, bytes, PerThread(stream)))                                                                 \
-  F(cuMemAllocAsync, _ptsz, (CUdeviceptr * address, size_t bytes, CUstream stream),                             \
-    (address, bytes, PerThread(stream)))                                                                        \
-  F(cuMemAllocFromPoolAsync, _ptsz, (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream),  \
-    (address, bytes, pool, PerThread(stream)))                                                                  \
-  F(cuMemFreeAsync, _ptsz, (CUdeviceptr address, CUstream stream), (address, PerThread(stream)))                \
-  F(cuGraphLaunch, _ptsz, (CUgraphExec exec, CUstream stream), (exec, PerThread(stream)))                       \
-  F(cuStreamQuery, _ptsz, (CUstream stream), (PerThread(stream)))                                               \
-  F(cuStreamSynchronize, _ptsz, (CUstream stream), (PerThread(stream)))                                         \
-  F(cuStreamIsCapturing, _ptsz, (CUstream stream, CUstreamCaptureStatus * status), (PerThread(stream), status)) \
-  F(cuStreamBeginCapture_v2, _ptsz, (CUstream stream, CUstreamCaptureMode mode), (PerThread(stream), mode))     \
-  F(cuStreamEndCapture, _ptsz, (CUstream stream, CUgraph * graph), (PerThread(stream), graph))                  \
+#define VRAMBROKER_CUDA_PER_THREAD_FUNCTIONS(F)                                                                     \
+  F(cuMemcpyHtoD_v2, _ptds, (CUdeviceptr to, const void* from, size_t bytes), (to, from, bytes))                    \
+  F(cuMemcpyDtoH_v2, _ptds, (void* to, CUdeviceptr from, size_t bytes), (to, from, bytes))                          \
+  F(cuMemsetD8Async, _ptsz, (CUdeviceptr address, unsigned char value, size_t bytes, CUstream stream),              \
+    (address, value, bytes, PerThread(stream)))                                                                     \
+  F(cuMemAllocAsync, _ptsz, (CUdeviceptr * address, size_t bytes, CUstream stream),                                 \
+    (address, bytes, PerThread(stream)))                                                                            \
+  F(cuMemAllocFromPoolAsync, _ptsz, (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream),      \
+    (address, bytes, pool, PerThread(stream)))                                                                      \
+  F(cuMemFreeAsync, _ptsz, (CUdeviceptr address, CUstream stream), (address, PerThread(stream)))                    \
+  F(cuGraphLaunch, _ptsz, (CUgraphExec exec, CUstream stream), (exec, PerThread(stream)))                           \
+  F(cuStreamQuery, _ptsz, (CUstream stream), (PerThread(stream)))                                                   \
+  F(cuStreamSynchronize, _ptsz, (CUstream stream), (PerThread(stream)))                                             \
+  F(cuStreamGetCtx, _ptsz, (CUstream stream, CUcontext * context), (PerThread(stream), context))                    \
+  F(cuStreamGetCtx_v2, _ptsz, (CUstream stream, CUcontext * context, CUgreenCtx * green),                           \
+    (PerThread(stream), context, green))                                                                            \
+  F(cuLaunchHostFunc, _ptsz, (CUstream stream, CUhostFn function, void* data), (PerThread(stream), function, data)) \
+  F(cuStreamIsCapturing, _ptsz, (CUstream stream, CUstreamCaptureStatus * status), (PerThread(stream), status))     \
+  F(cuStreamBeginCapture_v2, _ptsz, (CUstream stream, CUstreamCaptureMode mode), (PerThread(stream), mode))         \
+  F(cuStreamEndCapture, _ptsz, (CUstream stream, CUgraph * graph), (PerThread(stream), graph))                      \
   F(cuEventRecord, _ptsz, (CUevent event, CUstream stream), (event, PerThread(stream)))
 
 // As the driver exports them. Where cuda.h is the CUDA Toolkit's, the compiler compares the declarations.

@@ -288,6 +288,25 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode* node, CUgraph graph, const CUgraphN
   });
 }
 
+// Of nodes, those that allocate.
+CUresult cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+                        CUgraphNodeParams* parameters) {
+  if (parameters->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC) return CUDA_ERROR_NOT_SUPPORTED;
+  CUDA_MEM_ALLOC_NODE_PARAMS allocation = {.poolProps = parameters->alloc.poolProps,
+                                           .accessDescs = parameters->alloc.accessDescs,
+                                           .accessDescCount = parameters->alloc.accessDescCount,
+                                           .bytesize = parameters->alloc.bytesize,
+                                           .dptr = 0};
+  const CUresult error = cuGraphAddMemAllocNode(node, graph, dependencies, count, &allocation);
+  parameters->alloc.dptr = allocation.dptr;
+  return error;
+}
+
+CUresult cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                           const CUgraphEdgeData* /*edges*/, size_t count, CUgraphNodeParams* parameters) {
+  return cuGraphAddNode(node, graph, dependencies, count, parameters);
+}
+
 CUresult cuGraphAddMemFreeNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* /*dependencies*/, size_t /*count*/,
                                CUdeviceptr address) {
   return Call("cuGraphAddMemFreeNode", [&](Driver& driver) {

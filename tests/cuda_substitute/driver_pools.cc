@@ -27,6 +27,7 @@ struct PoolRange {
   bool used = true;
   const StreamState* freed_on = nullptr;
   Clock::time_point free_at;
+  uint64_t behind = 0;  // a host function that its stream waited for
 };
 
 struct Block {
@@ -112,7 +113,9 @@ void Settle(Block& block, const StreamState* stream) {
   const Clock::time_point now = Clock::now();
   for (auto it = block.ranges.begin(); it != block.ranges.end();) {
     const PoolRange& range = it->second;
-    const bool is_free = !range.used && (range.free_at <= now || (stream != nullptr && range.freed_on == stream));
+    const bool has_happened =
+        range.free_at == Driver::kUnknown ? !Driver::Get().Runs(range.behind) : range.free_at <= now;
+    const bool is_free = !range.used && (has_happened || (stream != nullptr && range.freed_on == stream));
     it = is_free ? block.ranges.erase(it) : std::next(it);
   }
 }
@@ -135,7 +138,7 @@ std::optional<Hold> Grow(Driver& driver, Pool& pool, uint64_t bytes) {
 char* Take(Driver& driver, Pool& pool, uint64_t wanted, const StreamState* stream) {
   const uint64_t bytes = RoundUp(wanted, kUnit);
   const auto take = [&](char* base, Block& block, uint64_t offset) {
-    block.ranges[offset] = {.bytes = bytes, .freed_on = nullptr, .free_at = {}};
+    block.ranges[offset] = {.bytes = bytes, .freed_on = nullptr, .free_at = {}, .behind = 0};
     pool.used += bytes;
     pool.used_high = std::max(pool.used_high, pool.used);
     return base + offset;
@@ -225,6 +228,7 @@ bool FreeInPool(Driver& driver, const char* address, const StreamState* stream) 
   range.used = false;
   range.freed_on = stream;
   range.free_at = stream == nullptr ? Clock::now() : driver.DoneAt(*stream);
+  range.behind = stream == nullptr ? 0 : stream->host_function;
   found->pool->used -= range.bytes;
   EndDestroyed(driver);
   return true;

@@ -13,6 +13,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -60,6 +61,7 @@ struct StreamState {
   std::thread::id capture_thread;  // that began it
   std::vector<GraphNode> captured;
   Clock::time_point busy_until;
+  uint64_t host_function = 0;  // the last one that is queued
 
   bool capturing() const { return capture != CU_STREAM_CAPTURE_STATUS_NONE; }
   void Invalidate() { capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED; }
@@ -393,23 +395,47 @@ class Driver {
 
   std::set<EventState*>& events() { return events_; }
 
+  // Functions of the program that streams wait for. While one has not returned, nobody knows when its stream is done.
+  static constexpr Clock::time_point kUnknown = Clock::time_point::max();
+  bool Runs(uint64_t host_function) const { return host_functions_.count(host_function) != 0; }
+  uint64_t AddHostFunction() {
+    host_functions_.insert(++last_host_function_);
+    return last_host_function_;
+  }
+  void EndHostFunction(uint64_t host_function) {
+    host_functions_.erase(host_function);
+    returned_.notify_all();
+  }
+  // Until `done_at` says a time that has come. It is called with the lock, which is let go meanwhile.
+  template <typename DoneAtFunction>
+  void WaitUntil(const DoneAtFunction& done_at) {
+    std::unique_lock<std::mutex> lock(mu_);
+    Clock::time_point until = done_at();
+    while (until == kUnknown) {
+      returned_.wait(lock);
+      until = done_at();
+    }
+    lock.unlock();
+    std::this_thread::sleep_until(until);
+  }
+
   // When what is queued on `stream` now is done. The default stream and blocking streams wait for each other.
   Clock::time_point DoneAt(const StreamState& stream) {
-    Clock::time_point time = stream.busy_until;
+    Clock::time_point time = OwnDoneAt(stream);
     const bool is_default = &stream == &default_streams_[stream.context];
     if (is_default) {
       for (const auto& [handle, other] : streams_) {
-        if (other->context == stream.context && other->blocking) time = std::max(time, other->busy_until);
+        if (other->context == stream.context && other->blocking) time = std::max(time, OwnDoneAt(*other));
       }
     } else if (stream.blocking) {
-      time = std::max(time, default_streams_[stream.context].busy_until);
+      time = std::max(time, OwnDoneAt(default_streams_[stream.context]));
     }
     return time;
   }
   Clock::time_point AllDoneAt(int context) {
-    Clock::time_point time = std::max(default_streams_[context].busy_until, destroyed_busy_until_[context]);
+    Clock::time_point time = std::max(OwnDoneAt(default_streams_[context]), destroyed_busy_until_[context]);
     for (const auto& [handle, stream] : streams_) {
-      if (stream->context == context) time = std::max(time, stream->busy_until);
+      if (stream->context == context) time = std::max(time, OwnDoneAt(*stream));
     }
     return time;
   }
@@ -447,6 +473,10 @@ class Driver {
   }
 
  private:
+  Clock::time_point OwnDoneAt(const StreamState& stream) const {
+    return Runs(stream.host_function) ? kUnknown : stream.busy_until;
+  }
+
   template <typename IsDisturbed>
   CUresult Disturb(const IsDisturbed& is_disturbed) {
     bool any = false;
@@ -493,6 +523,9 @@ class Driver {
   std::map<std::pair<int, std::thread::id>, CUstream> thread_streams_;  // by context and thread
   std::map<int, Clock::time_point> destroyed_busy_until_;               // by context: streams that are gone
   std::set<EventState*> events_;
+  std::set<uint64_t> host_functions_;
+  uint64_t last_host_function_ = 0;
+  std::condition_variable returned_;  // one of them
 };
 
 // Allocating functions write zeros when they are called before cuInit().
@@ -565,21 +598,11 @@ CUresult UnsafeCall(const char* function, const Body& body) {
 }
 
 inline void WaitForContext(Driver& driver) {
-  Clock::time_point until;
-  {
-    const std::lock_guard<std::mutex> lock(driver.mu());
-    until = driver.AllDoneAt(CurrentContext());
-  }
-  std::this_thread::sleep_until(until);
+  driver.WaitUntil([&driver] { return driver.AllDoneAt(CurrentContext()); });
 }
 
 inline void WaitForStream(Driver& driver, StreamState* stream) {
-  Clock::time_point until;
-  {
-    const std::lock_guard<std::mutex> lock(driver.mu());
-    until = driver.DoneAt(*stream);
-  }
-  std::this_thread::sleep_until(until);
+  driver.WaitUntil([&driver, stream] { return driver.DoneAt(*stream); });
 }
 
 }  // namespace vrambroker::cuda_substitute

@@ -93,6 +93,8 @@
   F(cuGraphCreate, 10000, cuGraphCreate)                                                 \
   F(cuGraphAddMemAllocNode, 11040, cuGraphAddMemAllocNode)                               \
   F(cuGraphAddMemFreeNode, 11040, cuGraphAddMemFreeNode)                                 \
+  F(cuGraphAddNode, 12020, cuGraphAddNode)                                               \
+  F(cuGraphAddNode, 12030, cuGraphAddNode_v2)                                            \
   F(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags)                     \
   F(cuGraphLaunch, 10000, cuGraphLaunch)                                                 \
   F(cuGraphExecDestroy, 10000, cuGraphExecDestroy)                                       \
@@ -103,6 +105,9 @@
   F(cuStreamDestroy, 4000, cuStreamDestroy_v2)                                           \
   F(cuStreamQuery, 2000, cuStreamQuery)                                                  \
   F(cuStreamSynchronize, 2000, cuStreamSynchronize)                                      \
+  F(cuStreamGetCtx, 9020, cuStreamGetCtx)                                                \
+  F(cuStreamGetCtx, 12050, cuStreamGetCtx_v2)                                            \
+  F(cuLaunchHostFunc, 10000, cuLaunchHostFunc)                                           \
   F(cuStreamIsCapturing, 10000, cuStreamIsCapturing)                                     \
   F(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2)                                \
   F(cuStreamEndCapture, 10000, cuStreamEndCapture)                                       \
@@ -139,6 +144,9 @@
   F(cuGraphLaunch, 10000, cuGraphLaunch, _ptsz)                     \
   F(cuStreamQuery, 7000, cuStreamQuery, _ptsz)                      \
   F(cuStreamSynchronize, 7000, cuStreamSynchronize, _ptsz)          \
+  F(cuStreamGetCtx, 9020, cuStreamGetCtx, _ptsz)                    \
+  F(cuStreamGetCtx, 12050, cuStreamGetCtx_v2, _ptsz)                \
+  F(cuLaunchHostFunc, 10000, cuLaunchHostFunc, _ptsz)               \
   F(cuStreamIsCapturing, 10000, cuStreamIsCapturing, _ptsz)         \
   F(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2, _ptsz)    \
   F(cuStreamEndCapture, 10000, cuStreamEndCapture, _ptsz)           \

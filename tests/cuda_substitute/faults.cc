@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/cuda_substitute/faults.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <limits>
 #include <sstream>
 #include <thread>
@@ -34,6 +37,11 @@ std::vector<std::string> Entries(const std::string& text) {
 Faults::Faults() : faults_(Parse(Environment(kFaultsVariable))) {
   for (const std::string& entry : Entries(Environment(kDelaysVariable))) {
     const size_t equals = entry.find('=');
+    constexpr char kUntil[] = "until:";
+    if (equals != std::string::npos && entry.compare(equals + 1, sizeof kUntil - 1, kUntil) == 0) {
+      until_[entry.substr(0, equals)] = entry.substr(equals + sizeof kUntil);
+      continue;
+    }
     char* end = nullptr;
     const long ms = equals == std::string::npos  // NOLINT(google-runtime-int): of strtol
                         ? 0
@@ -73,6 +81,7 @@ void Faults::Set(const std::string& faults) {
 
 CUresult Faults::Count(const std::string& function) {
   std::chrono::milliseconds delay(0);
+  std::string until;
   CUresult error = CUDA_SUCCESS;
   {
     const std::lock_guard<std::mutex> lock(mu_);
@@ -86,7 +95,10 @@ CUresult Faults::Count(const std::string& function) {
     }
     const auto it = delays_.find(function);
     if (it != delays_.end()) delay = it->second;
+    if (const auto file = until_.find(function); file != until_.end()) until = file->second;
   }
+  if (!until.empty()) std::ofstream(until + ".waits").put('\n');
+  while (!until.empty() && access(until.c_str(), F_OK) != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (delay.count() > 0) std::this_thread::sleep_for(delay);
   return error;
 }

@@ -40,6 +40,7 @@ class Faults {
   std::mutex mu_;
   std::vector<Fault> faults_;
   std::map<std::string, std::chrono::milliseconds> delays_;
+  std::map<std::string, std::string> until_;     // the file that a function's calls wait for
   std::map<std::string, uint64_t> calls_;        // in all
   std::map<std::string, uint64_t> calls_since_;  // since the faults were set
   CUresult sticky_ = CUDA_SUCCESS;

@@ -23,7 +23,8 @@ inline constexpr char kNvmlErrorVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE_NVML_ER
 // GPUs of the management library: "none": they have no sensors; "mig": each GPU has one instance, which the driver
 // serves.
 inline constexpr char kNvmlGpusVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE_NVML_GPUS";
-// How long calls take: "cuMemAlloc=5ms,cuMemFree=1ms".
+// How long calls take: "cuMemAlloc=5ms,cuMemFree=1ms"; "cuGraphLaunch=until:/tmp/go": until there is such a
+// file; while one waits there is /tmp/go.waits.
 inline constexpr char kDelaysVariable[] = "VRAMBROKER_CUDA_SUBSTITUTE_DELAYS";
 
 // The sensors of each GPU.

@@ -110,6 +110,8 @@ CHECK(cuDevicePrimaryCtxGetState, PFN_cuDevicePrimaryCtxGetState_v7000);
 CHECK(cuArrayGetMemoryRequirements, PFN_cuArrayGetMemoryRequirements_v11060);
 CHECK(cuMipmappedArrayGetMemoryRequirements, PFN_cuMipmappedArrayGetMemoryRequirements_v11060);
 CHECK(cuStreamGetCtx, PFN_cuStreamGetCtx_v9020);
+CHECK(cuStreamQuery, PFN_cuStreamQuery_v2000);
+CHECK(cuStreamQuery_ptsz, PFN_cuStreamQuery_v7000_ptsz);
 CHECK(cuStreamIsCapturing, PFN_cuStreamIsCapturing_v10000);
 CHECK(cuStreamIsCapturing_ptsz, PFN_cuStreamIsCapturing_v10000_ptsz);
 CHECK(cuDeviceGetMemPool, PFN_cuDeviceGetMemPool_v11020);
@@ -145,4 +147,7 @@ static_assert(offsetof(ours::cu_location, local.device) == offsetof(CUmemLocatio
 #endif
 static_assert(ours::CU_ARRAY_LAYERED == CUDA_ARRAY3D_LAYERED && ours::CU_ARRAY_CUBEMAP == CUDA_ARRAY3D_CUBEMAP);
 static_assert(ours::CU_ARRAY_SPARSE == CUDA_ARRAY3D_SPARSE && ours::CU_ARRAY_DEFERRED == CUDA_ARRAY3D_DEFERRED_MAPPING);
-static_assert(offsetof(CUgraphNodeParams, type) == 0);
+static_assert(offsetof(ours::cu_node_parameters, type) == offsetof(CUgraphNodeParams, type));
+static_assert(offsetof(ours::cu_node_parameters, memory) ==
+              offsetof(CUgraphNodeParams, alloc) + offsetof(CUDA_MEM_ALLOC_NODE_PARAMS_v2, poolProps));
+static_assert(offsetof(CUDA_MEM_ALLOC_NODE_PARAMS, poolProps) == 0);

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <tuple>
 
@@ -152,6 +154,21 @@ TEST_F(PreloadKinds, AHandleIsChargedUntilItsLastReferenceAndMappingHaveGone) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
+// As expandable segments are.
+TEST_F(PreloadKinds, MappingsThatLieSideBySideAreUnmappedAtOnce) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("map_beside 4 4M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(48, 64));
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
+TEST_F(PreloadKinds, WhatIsNoWholeUnitCountsAsOneMore) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("alloc array 3M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(60, 64));
+}
+
 TEST_F(PreloadKinds, AContextTakesItsMemoryAlong) {
   Program program = RunWithStream();
   EXPECT_EQ(program.Ask("alloc plain 8M"), "0");
@@ -237,6 +254,73 @@ TEST_F(PreloadKinds, AGraphThatTakesTooMuchKeepsOthersFromGettingMore) {
   EXPECT_EQ(program.Ask("alloc plain 2M"), "2");
   EXPECT_EQ(program.Ask("trim_graphs"), "0");
   EXPECT_EQ(program.Ask("alloc plain 14M"), "0");
+}
+
+// A captured stream and a node name their own device.
+TEST_F(PreloadKinds, MemoryOfGraphsOfAnotherDeviceThanTheThreadsIsCharged) {
+  for (const std::string graph : {"graph 20M", "node_graph 20M 1", "any_node_graph 20M 1"}) {
+    SCOPED_TRACE(graph);
+    Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", "64MiB"}});
+    ASSERT_EQ(program.Ask("device 1"), "0");
+    ASSERT_EQ(program.Ask("stream"), "0");
+    ASSERT_EQ(program.Ask("device 0"), "0");
+    EXPECT_EQ(program.Ask(graph), "0");
+    EXPECT_EQ(program.Ask("info"), Info(64, 64));
+    ASSERT_EQ(program.Ask("device 1"), "0");
+    EXPECT_EQ(program.Ask("info"), Info(44, 64));
+    EXPECT_EQ(program.Ask("alloc plain 46M"), "2");
+    ASSERT_EQ(program.Ask("device 0"), "0");
+    EXPECT_EQ(program.Ask("trim_graphs 1"), "0");
+    ASSERT_EQ(program.Ask("device 1"), "0");
+    EXPECT_EQ(program.Ask("info"), Info(64, 64));
+  }
+}
+
+TEST_F(PreloadKinds, MemoryOfAPoolOfTheStreamsDeviceIsCharged) {
+  Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", "64MiB"}});
+  ASSERT_EQ(program.Ask("device 1"), "0");
+  ASSERT_EQ(program.Ask("stream"), "0");
+  ASSERT_EQ(program.Ask("device 0"), "0");
+  EXPECT_EQ(program.Ask("alloc async 20M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+  ASSERT_EQ(program.Ask("device 1"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(32, 64));
+}
+
+// Its stream may wait for work that another thread has yet to begin, on another device.
+TEST_F(PreloadKinds, ARefusedPoolAllocationWaitsForNoStream) {
+  Program program = RunWithStream();
+  ASSERT_EQ(program.Ask("pool"), "0");
+  ASSERT_EQ(program.Ask("alloc plain 40M"), "0");
+  ASSERT_EQ(program.Ask("hold"), "0");
+  ASSERT_EQ(program.Ask("pool_thread 20M"), "0") << "the driver takes 32 MiB, and 24 are left";
+  ASSERT_EQ(program.Ask("device 1"), "0");
+  ASSERT_EQ(program.Ask("stream"), "0");
+  ASSERT_EQ(program.Ask("alloc async 20M"), "0") << "of another device";
+  EXPECT_EQ(program.Ask("join"), "2");
+  ASSERT_EQ(program.Ask("device 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(0, 64)) << "the pool has it as long as its stream is busy";
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "2");
+  EXPECT_EQ(program.Ask("go"), "0");
+  EXPECT_EQ(program.Ask("synchronize"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(24, 64));
+  EXPECT_EQ(program.Ask("alloc plain 24M"), "0");
+}
+
+// A launch may wait for room in a queue.
+TEST_F(PreloadKinds, WhileALaunchWaitsOtherThreadsGoOn) {
+  const std::string go = MakeTempDir() + "/go";
+  Program program =
+      RunWithStream({{"VRAMBROKER_LIMIT", "64MiB"}, {cuda_substitute::kDelaysVariable, "cuGraphLaunch=until:" + go}});
+  ASSERT_EQ(program.Ask("launch_thread 20M"), "0");
+  ASSERT_TRUE(WaitFor([&] { return std::filesystem::exists(go + ".waits"); }));
+  ASSERT_EQ(program.Ask("device 1"), "0");
+  EXPECT_EQ(program.Ask("make_graph 20M 1"), "0");
+  EXPECT_EQ(program.Ask("trim_graphs 0"), "0");
+  std::ofstream(go).put('\n');
+  EXPECT_EQ(program.Ask("join"), "0");
+  ASSERT_EQ(program.Ask("device 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(44, 64));
 }
 
 TEST_F(PreloadKinds, ManagedMemoryCanBeRefused) {

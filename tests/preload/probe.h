@@ -63,6 +63,12 @@
   F(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, (void* pool))                                              \
   F(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, (void* pool, size_t bytes))                                  \
   F(cuMemPoolSetAttribute, "cuMemPoolSetAttribute", 11020, (void* pool, int attribute, void* value))        \
+  F(cuLaunchHostFunc, "cuLaunchHostFunc", 10000, (void* stream, void (*function)(void*), void* data))       \
+  F(cuGraphCreate, "cuGraphCreate", 10000, (void** graph, unsigned int flags))                              \
+  F(cuGraphAddMemAllocNode, "cuGraphAddMemAllocNode", 11040,                                                \
+    (void** node, void* graph, void* const* after, size_t count, struct allocation* parameters))            \
+  F(cuGraphAddNode_v2, "cuGraphAddNode", 12030,                                                             \
+    (void** node, void* graph, void* const* after, const void* edges, size_t count, void* parameters))      \
   F(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", 11040,                                      \
     (void** exec, void* graph, unsigned long long flags))                                                   \
   F(cuGraphLaunch, "cuGraphLaunch", 10000, (void* exec, void* stream))                                      \
@@ -100,6 +106,25 @@ struct properties {
   void* windows;
   size_t most;
   unsigned char rest[64];
+};
+
+/* Of a graph's node that allocates: alone, and as one of all kinds. */
+struct allocation {
+  int type, handle_types, location_type, location;
+  void* windows;
+  size_t most;
+  unsigned char rest[56];
+  const void* access;
+  size_t access_count, bytes;
+  address_t address;
+};
+struct node {
+  int type, reserved[3];
+  union {
+    struct allocation allocation;
+    long long all[29];
+  } of;
+  long long reserved_too;
 };
 
 #define FUNCTION(name, base, version, arguments) int(*name) arguments;

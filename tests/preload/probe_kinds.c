@@ -4,6 +4,8 @@
 // to memory.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +45,21 @@ static int create_and_map(struct thing* thing) {
   if (error == 0) error = driver.cuMemAddressReserve(&thing->address, thing->bytes, 0, 0, 0);
   if (error == 0) error = driver.cuMemMap(thing->address, thing->bytes, 0, thing->handle, 0);
   if (error == 0) error = driver.cuMemRelease(thing->handle);
+  return error;
+}
+
+/* "map_beside COUNT BYTES": handles that are mapped side by side, and are one thing, to be unmapped at once. */
+static int map_beside(int handles, size_t bytes) {
+  struct thing* const all = &things[count++];
+  struct thing each = {.kind = "handle", .bytes = bytes};
+  snprintf(all->kind, sizeof all->kind, "mapped");
+  all->bytes = (size_t)handles * bytes;
+  int error = driver.cuMemAddressReserve(&all->address, all->bytes, 0, 0, 0);
+  for (int i = 0; i < handles && error == 0; i++) {
+    error = create(&each);
+    if (error == 0) error = driver.cuMemMap(all->address + (size_t)i * bytes, bytes, 0, each.handle, 0);
+    if (error == 0) error = driver.cuMemRelease(each.handle);
+  }
   return error;
 }
 
@@ -108,6 +125,79 @@ static int run_graph(size_t bytes) {
   if (error == 0) error = driver.cuGraphInstantiateWithFlags(&exec, graph, 0);
   if (error == 0) error = driver.cuGraphLaunch(exec, stream);
   return error != 0 ? error : driver.cuStreamSynchronize(stream);
+}
+
+/* "node_graph BYTES DEVICE", "any_node_graph BYTES DEVICE": the same, by a node that names the device. */
+static int make_node_graph(void** exec, address_t* address, size_t bytes, int device, int as_any) {
+  struct node any;
+  void* node;
+  void* graph;
+  memset(&any, 0, sizeof any);
+  any.type = 10; /* it allocates */
+  any.of.allocation.type = 1;
+  any.of.allocation.location_type = 1;
+  any.of.allocation.location = device;
+  any.of.allocation.bytes = bytes;
+  int error = driver.cuGraphCreate(&graph, 0);
+  if (error == 0) {
+    error = as_any ? driver.cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &any)
+                   : driver.cuGraphAddMemAllocNode(&node, graph, NULL, 0, &any.of.allocation);
+  }
+  *address = any.of.allocation.address;
+  return error != 0 ? error : driver.cuGraphInstantiateWithFlags(exec, graph, 0);
+}
+
+static int run_node_graph(size_t bytes, int device, int as_any) {
+  void* exec;
+  address_t address;
+  int error = make_node_graph(&exec, &address, bytes, device, as_any);
+  if (error == 0) error = driver.cuGraphLaunch(exec, stream);
+  if (error == 0) error = driver.cuStreamSynchronize(stream);
+  return error != 0 ? error : driver.cuMemFree_v2(address);
+}
+
+/* --- a stream that is held, and a thread that uses it --- */
+
+static sem_t may_go;
+static pthread_t worker;
+static size_t worker_bytes;
+
+static void wait_for_go(void* unused) {
+  (void)unused;
+  sem_wait(&may_go);
+}
+
+static int hold_stream(void) {
+  sem_init(&may_go, 0, 0);
+  return driver.cuLaunchHostFunc(stream, wait_for_go, NULL);
+}
+
+static void* allocate_in_thread(void* of_stream) {
+  address_t address;
+  set_current();
+  return (void*)(size_t)driver.cuMemAllocFromPoolAsync(&address, worker_bytes, pool, of_stream);
+}
+
+static void* launch_in_thread(void* of_stream) {
+  void* exec;
+  address_t address;
+  set_current();
+  int error = make_node_graph(&exec, &address, worker_bytes, 0, 0);
+  if (error == 0) error = driver.cuGraphLaunch(exec, of_stream);
+  return (void*)(size_t)error;
+}
+
+/* "pool_thread BYTES", "launch_thread BYTES": a thread allocates from the pool, or launches a graph that allocates, on
+ * the stream. "join": what it was told. */
+static int begin_thread(const char* word, size_t bytes) {
+  worker_bytes = bytes;
+  return pthread_create(&worker, NULL, *word == 'p' ? allocate_in_thread : launch_in_thread, stream);
+}
+
+static int join_thread(void) {
+  void* error = NULL;
+  pthread_join(worker, &error);
+  return (int)(size_t)error;
 }
 
 static int import_handle(const struct thing* from) {
@@ -176,7 +266,16 @@ static int other(const char* word, const char* first, const char* second) {
   if (strcmp(word, "destroy_pool") == 0) return driver.cuMemPoolDestroy(pool);
   if (strcmp(word, "trim") == 0) return driver.cuMemPoolTrimTo(pool, 0);
   if (strcmp(word, "graph") == 0) return run_graph(size_of(first));
-  if (strcmp(word, "trim_graphs") == 0) return driver.cuDeviceGraphMemTrim(0);
+  if (strstr(word, "node_graph") != NULL) return run_node_graph(size_of(first), atoi(second), *word == 'a');
+  if (strcmp(word, "trim_graphs") == 0) return driver.cuDeviceGraphMemTrim(atoi(first));
+  if (strcmp(word, "map_beside") == 0) return map_beside(atoi(first), size_of(second));
+  if (strcmp(word, "hold") == 0) return hold_stream();
+  if (strcmp(word, "go") == 0) return sem_post(&may_go);
+  if (strstr(word, "_thread") != NULL) return begin_thread(word, size_of(first));
+  if (strcmp(word, "join") == 0) return join_thread();
+  if (strcmp(word, "make_graph") == 0) {
+    return make_node_graph(&context, &handle, size_of(first), atoi(second), 0);
+  }
   if (strcmp(word, "synchronize") == 0) return driver.cuCtxSynchronize();
   if (strcmp(word, "retain") == 0) {
     return driver.cuMemRetainAllocationHandle(&handle, (void*)things[atoi(first)].address);

@@ -24,6 +24,9 @@ typedef struct CUgraphExec_st* CUgraphExec;
 typedef struct CUmemPoolHandle_st* CUmemoryPool;
 typedef struct CUexecAffinityParam_st CUexecAffinityParam;
 typedef struct CUctxCreateParams_st CUctxCreateParams;
+typedef struct CUgreenCtx_st* CUgreenCtx;
+typedef struct CUgraphEdgeData_st CUgraphEdgeData;
+typedef void (*CUhostFn)(void* userData);
 typedef unsigned long long CUmemGenericAllocationHandle;
 
 #define CU_STREAM_LEGACY ((CUstream)0x1)
@@ -245,6 +248,16 @@ typedef struct CUDA_MEM_ALLOC_NODE_PARAMS_st {
   size_t bytesize;
   CUdeviceptr dptr;
 } CUDA_MEM_ALLOC_NODE_PARAMS;
+typedef enum CUgraphNodeType_enum { CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10 } CUgraphNodeType;
+typedef struct CUgraphNodeParams_st {
+  CUgraphNodeType type;
+  int reserved0[3];
+  union {
+    long long reserved1[29];
+    CUDA_MEM_ALLOC_NODE_PARAMS alloc;
+  };
+  long long reserved2;
+} CUgraphNodeParams;
 typedef enum CUgraphMem_attribute_enum {
   CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0,
   CU_GRAPH_MEM_ATTR_USED_MEM_HIGH = 1,
