@@ -27,7 +27,7 @@ PlayedDaemon::PlayedDaemon(const std::string& uuid, uint64_t limit_bytes)
       limit_(limit_bytes),
       folder_(MakeTempDir()),
       listener_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)),
-      stop_(eventfd(0, EFD_CLOEXEC)) {
+      wake_(eventfd(0, EFD_CLOEXEC)) {
   sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = {}};
   std::snprintf(address.sun_path, sizeof address.sun_path, "%s/%s", folder_.c_str(), VRAMBROKER_COUNT_SOCKET);
   if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
@@ -39,9 +39,17 @@ PlayedDaemon::PlayedDaemon(const std::string& uuid, uint64_t limit_bytes)
 }
 
 PlayedDaemon::~PlayedDaemon() {
-  const uint64_t one = 1;
-  (void)!write(stop_.get(), &one, sizeof one);
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    ends_ = true;
+  }
+  Wake();
   thread_.join();
+}
+
+void PlayedDaemon::Wake() {
+  const uint64_t one = 1;
+  (void)!write(wake_.get(), &one, sizeof one);
 }
 
 void PlayedDaemon::set_distort(const Distort& distort) {
@@ -57,6 +65,25 @@ void PlayedDaemon::set_hang_up(bool hang_up) {
 void PlayedDaemon::HangUpAfter(uint32_t call) {
   const std::lock_guard<std::mutex> lock(mu_);
   hang_up_after_ = call;
+}
+
+void PlayedDaemon::HoldBack(uint32_t call) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  held_back_call_ = call;
+}
+
+void PlayedDaemon::SendHeldBack() {
+  const std::lock_guard<std::mutex> lock(mu_);
+  (void)send(held_back_connection_.get(), held_back_.data(), held_back_.size(), MSG_NOSIGNAL);
+  held_back_connection_.Reset();
+}
+
+void PlayedDaemon::HangUp() {
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    hangs_up_ = true;
+  }
+  Wake();
 }
 
 void PlayedDaemon::SetBusy(uint32_t call, int times) {
@@ -86,10 +113,17 @@ std::string PlayedDaemon::Bytes(const Answer& answer) {
 
 void PlayedDaemon::Run() {
   for (;;) {
-    std::vector<pollfd> watched = {{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+    std::vector<pollfd> watched = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     for (const UniqueFd& connection : connections_) watched.push_back({connection.get(), POLLIN, 0});
     if (poll(watched.data(), watched.size(), -1) < 0) continue;
-    if (watched[0].revents != 0) return;
+    if (watched[0].revents != 0) {
+      uint64_t times = 0;
+      (void)!read(wake_.get(), &times, sizeof times);
+      const std::lock_guard<std::mutex> lock(mu_);
+      if (ends_) return;
+      if (std::exchange(hangs_up_, false)) connections_.clear();
+      continue;
+    }
     if (watched[1].revents != 0) {
       if (UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)); connection.valid()) {
         connections_.push_back(std::move(connection));
@@ -114,6 +148,12 @@ void PlayedDaemon::Serve(int connection) {
     const Answer answer = AnswerTo(request);
     reply = distort_ ? distort_(request, answer) : Bytes(answer);
     hang_up = hang_up_ && request.call != VRAMBROKER_COUNT_HELLO && request.call != VRAMBROKER_COUNT_INFO;
+    if (held_back_call_ == request.call) {
+      held_back_call_.reset();
+      held_back_ = Bytes(answer);
+      held_back_connection_ = UniqueFd(dup(connection));
+      reply.reset();
+    }
     if (hang_up_after_ == request.call) {
       hang_up = true;
       hang_up_after_.reset();

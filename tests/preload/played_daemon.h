@@ -37,6 +37,11 @@ class PlayedDaemon {
   void HangUpAfter(uint32_t call);
   // The next `times` of `call` are answered with UNAVAILABLE, and do nothing.
   void SetBusy(uint32_t call, int times);
+  // The answer to the next `call` is kept until SendHeldBack(). It is its connection's last one.
+  void HoldBack(uint32_t call);
+  void SendHeldBack();
+  // Ends all connections but that of an answer that is held back.
+  void HangUp();
   // It knows nothing of what it has charged, as one that was started again.
   void Forget();
 
@@ -46,6 +51,7 @@ class PlayedDaemon {
   static std::string Bytes(const Answer& answer);
 
  private:
+  void Wake();
   void Run();
   void Serve(int connection);
   // REQUIRES: mu_ is held.
@@ -55,11 +61,16 @@ class PlayedDaemon {
   const uint64_t limit_;
   const std::string folder_;
   UniqueFd listener_;
-  UniqueFd stop_;
+  UniqueFd wake_;  // of the thread: to end, or to hang up
   mutable std::mutex mu_;
   Distort distort_;
   bool hang_up_ = false;
   std::optional<uint32_t> hang_up_after_;
+  std::optional<uint32_t> held_back_call_;
+  UniqueFd held_back_connection_;
+  std::string held_back_;
+  bool ends_ = false;
+  bool hangs_up_ = false;
   std::map<uint32_t, int> busy_;
   uint64_t charged_ = 0;
   std::map<uint32_t, int> calls_;

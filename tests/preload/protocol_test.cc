@@ -244,6 +244,40 @@ TEST_F(PreloadProtocol, AfterALostConnectionTheSessionGoesOnAsItWas) {
   EXPECT_EQ(least_charged, 20 * kMiB) << "what the program held was counted all the time";
 }
 
+// The daemon that was started again knows nothing of what the earlier one has granted.
+TEST_F(PreloadProtocol, WhatAnEarlierSessionIsGrantedDoesNotCount) {
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
+  daemon.set_distort([](const PlayedDaemon::Request& request, PlayedDaemon::Answer answer) {
+    if (request.call == VRAMBROKER_COUNT_CHARGE && request.bytes > 32 * kMiB) answer.code = 8;
+    return PlayedDaemon::Bytes(answer);
+  });
+  daemon.HoldBack(VRAMBROKER_COUNT_WAIT);
+  Program program = RunPacking(daemon, {{"VRAMBROKER_WAIT", "10m"}});
+  program.Tell("alloc plain 40M");
+  ASSERT_TRUE(WaitFor([&] { return daemon.Calls(VRAMBROKER_COUNT_WAIT) == 1; }));
+  const int asked = daemon.Calls(VRAMBROKER_COUNT_INFO);
+  daemon.set_distort(nullptr);
+  daemon.Forget();
+  daemon.HangUp();
+  ASSERT_TRUE(WaitFor([&] { return daemon.Calls(VRAMBROKER_COUNT_INFO) > asked; })) << "a new session begins";
+  daemon.SendHeldBack();
+  EXPECT_EQ(program.Hear(), "0");
+  EXPECT_EQ(daemon.charged(), 40 * kMiB) << "it was asked again";
+}
+
+TEST_F(PreloadProtocol, SlackOfAnEarlierSessionIsNone) {
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  const int asked = daemon.Calls(VRAMBROKER_COUNT_INFO);
+  daemon.Forget();
+  daemon.HangUp();
+  ASSERT_TRUE(WaitFor([&] { return daemon.Calls(VRAMBROKER_COUNT_INFO) > asked; })) << "a new session begins";
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+  EXPECT_EQ(daemon.charged(), 2 * kMiB);
+}
+
 // An operator has ended the session: its process gets no other one, and is told so at once.
 TEST_F(PreloadProtocol, WhyADaemonHasNoRoomForAConnectionIsSaid) {
   PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
