@@ -25,8 +25,8 @@ int charge_begin(struct charge* charge, struct account* account, const char* wha
 int charge_again(const struct charge* charge, int error);
 /* More of the same, which the driver has given already. -1: that may not be; `message`, of MESSAGE_BYTES, says why. */
 int charge_more(struct charge* charge, uint64_t units, enum patience patience, char* message);
-/* For one that was refused a unit which another thread is asking for, too: whether to look again if that has it. A
- * moment passes. `since` is when it was refused; 0 becomes now. */
+/* Says whether to look again after a refusal, while another thread asks for the same unit. A moment passes. `since` is
+ * when the unit was refused; 0 becomes now. */
 int charge_look_again(uint64_t* since);
 /* Only so many units are left. */
 void charge_settle(struct charge* charge, uint64_t units);

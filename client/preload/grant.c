@@ -109,7 +109,7 @@ static int64_t pay(cu_address address, uint64_t bytes, uint64_t units) {
   return (int64_t)needed;
 }
 
-/* One thread more, or less, asks for what they lack. Returns whether any does then. */
+/* Counts a thread more, or less, that asks for what they lack. Returns whether any thread does then. */
 static int ask_for(cu_address address, uint64_t bytes, int threads) {
   struct entry* const first = table_find(&blocks, first_block(address));
   struct entry* const last = table_find(&blocks, last_block(address, bytes));

@@ -10,7 +10,7 @@
 /* A graph with a node that allocates is being made, whose memory is the device's; -1: the host's. Before that launches
  * are not looked at. */
 void graphs_have_memory(cu_device device);
-/* What the graphs of all devices have reserved is read again. */
+/* Reads again what the graphs of all devices have reserved. */
 void graphs_read(void);
 void graphs_forget_all(void);
 

@@ -26,7 +26,7 @@ static int look(struct reserve* reserve, unsigned own, uint64_t* grown) {
       if (is_doubtful) continue; /* others may have paid for it */
       return -1;
     }
-    /* Who is not the last leaves it to the others, except what it pays: more than there is comes back from the last. */
+    /* The thread whose call is done last gives back what is too much, and owes what is left. Others only pay. */
     uint64_t owed = 0;
     if (own != 0) {
       reserve->known += *grown;

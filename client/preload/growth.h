@@ -23,7 +23,8 @@
 #include "client/preload/charge.h"
 #include "client/preload/lock.h"
 
-/* What a pool or a device's graphs have. It stays where it is: threads look at it without a lock of others. */
+/* Holds what a pool or a device's graphs have. A reserve stays where it is: threads look at it with its own lock alone.
+ */
 struct reserve {
   struct lock lock;                                /* held for moments */
   struct account* account;                         /* NULL: not counted */
@@ -47,12 +48,12 @@ struct growth {
  * growth_undone(). */
 void growth_enter(struct growth* growth, struct reserve* reserve);
 int growth_leave(struct growth* growth, struct reserve* reserve);
-/* What could not be undone is owed. */
+/* Owes what could not be undone. */
 void growth_undone(struct reserve* reserve);
 /* Between growth_enter() and the call, which takes `units` at least. -1: so much may not be had, and the call is not to
  * be made. */
 int growth_prepare(struct growth* growth, uint64_t units);
-/* What the driver has is read again, unless a call is not done: its thread does so then. Returns whether it is less. */
+/* Reads again what the driver has, unless a call is not done: its thread does so then. Returns whether that is less. */
 int growth_read(struct reserve* reserve);
 /* Whether to make the call again: others had the memory, and it was waited for. Otherwise the program's refusal is
  * written. */

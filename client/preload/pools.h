@@ -13,7 +13,7 @@
 struct entry pools_forget(cu_address address);
 /* The driver has freed it (`error` is CU_OK), or not. */
 void pools_freed(const struct entry* forgotten, int error);
-/* What all pools have reserved is read again. */
+/* Reads again what all pools have reserved. */
 void pools_read(void);
 /* The same if anything was freed since. */
 void pools_read_if_freed(void);

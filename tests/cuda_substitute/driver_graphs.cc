@@ -288,7 +288,7 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode* node, CUgraph graph, const CUgraphN
   });
 }
 
-// Of nodes, those that allocate.
+// Makes only nodes that allocate.
 CUresult cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
                         CUgraphNodeParams* parameters) {
   if (parameters->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC) return CUDA_ERROR_NOT_SUPPORTED;

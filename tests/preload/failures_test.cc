@@ -86,7 +86,7 @@ TEST_F(PreloadFailures, APoolThatIsNotDestroyedStaysCounted) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
-// Of a handle that has a mapping, and two references.
+// A handle has a mapping and two references.
 TEST_F(PreloadFailures, AReferenceThatIsNotReleasedCountsFurther) {
   Program program = RunWithFaults("cuMemRelease:2=1");
   EXPECT_EQ(program.Ask("alloc mapped 20M"), "0") << "releases its first reference";

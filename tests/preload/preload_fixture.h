@@ -22,7 +22,7 @@ namespace vrambroker::testing_support {
 
 inline constexpr uint64_t kMiB = uint64_t{1} << 20;
 
-// Of the packing driver's one device.
+// Names the packing driver's one device.
 inline constexpr char kPackingUuid[] = "GPU-11111111-1111-1111-1111-111111111111";
 
 // The answer to "info".

@@ -108,7 +108,7 @@ struct properties {
   unsigned char rest[64];
 };
 
-/* Of a graph's node that allocates: alone, and as one of all kinds. */
+/* Describe a graph's node that allocates: alone, and as a node of any kind. */
 struct allocation {
   int type, handle_types, location_type, location;
   void* windows;
