@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // vramctl run on a terminal: what the terminal sends, and the job control of a shell.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <stdlib.h>
 
+#include <array>
 #include <memory>
 #include <string>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "allocator/base/unique_fd.h"
 #include "tests/support/any_library.h"
 #include "tests/support/terminal.h"
+#include "tests/support/thread_state.h"
 #include "tests/support/vramctl_test.h"
 
 namespace vrambroker::testing_support {
@@ -90,6 +96,102 @@ TEST_F(RunTerminalTest, AShellStopsItAndGoesOnWithIt) {
   terminal->Press("exit");
   terminal->Press("Enter");
   EXPECT_TRUE(terminal->Shows("exit=0"));
+}
+
+// --- The terminal hangs up, as when a connection of ssh breaks ---
+
+class RunHangUpTest : public RunTerminalTest {
+ protected:
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(RunTerminalTest::SetUp());
+    terminal_ = UniqueFd(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+    ASSERT_TRUE(terminal_.valid());
+    ASSERT_EQ(grantpt(terminal_.get()), 0);
+    ASSERT_EQ(unlockpt(terminal_.get()), 0);
+    ASSERT_EQ(ptsname_r(terminal_.get(), name_.data(), name_.size()), 0);
+  }
+
+  // A session on the terminal, whose leader is a shell with this script.
+  void Start(const std::string& script) {
+    ASSERT_OK_AND_ASSIGN(leader_,
+                         ChildProcess::Start({"/usr/bin/setsid", "/bin/sh", "-c",
+                                              absl::StrCat("exec < ", name_.data(), " 2> /dev/null; ", script)}));
+  }
+  // Its leader is vramctl, and `program` is another shell's script.
+  void StartRun(const std::string& program, const std::string& before = "") {
+    Start(absl::StrCat(before, "exec ", RunCommand(), " sh -c '", program, "'"));
+  }
+  void HangUp() { terminal_.Reset(); }
+  std::string Hear() { return leader_->ReadLine().value_or("nothing"); }
+  size_t Claims() { return CtlJson({"claim", "ls"})["claims"].size(); }
+
+  static constexpr char kStays[] = "while :; do sleep 0.05; done";
+
+  UniqueFd terminal_;
+  std::array<char, 64> name_ = {};
+  std::unique_ptr<ChildProcess> leader_;
+};
+
+TEST_F(RunHangUpTest, TheProgramEnds) {
+  ASSERT_NO_FATAL_FAILURE(StartRun("echo ready; exec sleep 1000"));
+  ASSERT_EQ(Hear(), "ready");
+  EXPECT_EQ(Claims(), 1u);
+  HangUp();
+  EXPECT_EQ(leader_->Wait().value_or(-1), 128 + SIGHUP);
+  EXPECT_EQ(Claims(), 0u);
+}
+
+TEST_F(RunHangUpTest, AProgramThatIsStoppedEnds) {
+  ASSERT_NO_FATAL_FAILURE(StartRun("echo $$; kill -STOP $$; echo went on; exec sleep 1000"));
+  const std::string pid = Hear();
+  EXPECT_TRUE(WaitFor([&] { return StateOfThread(pid, pid) == 'T'; }));
+  HangUp();
+  EXPECT_EQ(leader_->Wait().value_or(-1), 128 + SIGHUP);
+}
+
+TEST_F(RunHangUpTest, AProgramMayDecideItself) {
+  ASSERT_NO_FATAL_FAILURE(StartRun(absl::StrCat("trap \"exit 7\" HUP; echo ready; ", kStays)));
+  ASSERT_EQ(Hear(), "ready");
+  HangUp();
+  EXPECT_EQ(leader_->Wait().value_or(-1), 7);
+}
+
+// As nohup does. SIGCONT comes after SIGHUP.
+TEST_F(RunHangUpTest, WhereItIsIgnoredTheProgramGoesOn) {
+  ASSERT_NO_FATAL_FAILURE(
+      StartRun(absl::StrCat("trap \"echo continued\" CONT; echo ready; ", kStays), "trap '' HUP; "));
+  ASSERT_EQ(Hear(), "ready");
+  HangUp();
+  EXPECT_EQ(Hear(), "continued");
+  EXPECT_EQ(Claims(), 1u);
+  leader_->Signal(SIGTERM);
+  EXPECT_EQ(leader_->Wait().value_or(-1), 128 + SIGTERM);
+}
+
+TEST_F(RunHangUpTest, AProgramThatHasLeftTheSessionIsNotTold) {
+  ASSERT_NO_FATAL_FAILURE(Start(absl::StrCat("exec ", RunCommand(), R"( setsid sh -c 'trap "echo told" HUP CONT; )",
+                                             R"(trap "echo got" USR1; echo ready; )", kStays, "'")));
+  ASSERT_EQ(Hear(), "ready");
+  HangUp();
+  leader_->Signal(SIGUSR1);
+  EXPECT_EQ(Hear(), "got");
+  leader_->Signal(SIGTERM);
+  EXPECT_EQ(leader_->Wait().value_or(-1), 128 + SIGTERM);
+  EXPECT_EQ(leader_->ReadRest(), "");
+}
+
+// The kernel tells the group of the foreground when the leader has ended: the program and vramctl alike.
+TEST_F(RunHangUpTest, WhereAShellLeadsTheProgramIsToldOnce) {
+  ASSERT_NO_FATAL_FAILURE(Start(absl::StrCat(RunCommand(), R"( sh -c 'trap "n=\$((n+1)); echo got-\$n" HUP; echo $$; )",
+                                             kStays, "'; echo not reached")));
+  int program = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(Hear(), &program));
+  HangUp();
+  EXPECT_EQ(Hear(), "got-1");
+  EXPECT_EQ(leader_->Wait().value_or(-1), 128 + SIGHUP);
+  kill(program, SIGTERM);
+  EXPECT_TRUE(WaitFor([&] { return Claims() == 0; }));
+  EXPECT_EQ(leader_->ReadRest(), "");
 }
 
 }  // namespace

@@ -143,12 +143,18 @@ std::optional<ProgramEnd> LookAt(pid_t child) {
   }
 }
 
+// A terminal that hangs up tells the leader of its session alone, and leaves the rest to the leader. A program that has
+// gone into a session of its own wants to hear nothing of the terminal.
+bool IsLeaderOf(pid_t child) {
+  return getsid(0) == getpid() && getsid(child) == getpid();
+}
+
 // The terminal sends it to the whole process group, and a program that signals its group does, too.
 bool HasReachedChild(const Event& event, pid_t child) {
-  constexpr std::array kOfTerminals = {SIGINT, SIGQUIT, SIGTSTP, SIGHUP, SIGWINCH, SIGCONT};
-  const bool is_terminals =
-      event.code > 0 && std::find(kOfTerminals.begin(), kOfTerminals.end(), event.signal) != kOfTerminals.end();
-  return is_terminals || event.sender == child;
+  if (event.code <= 0) return event.sender == child;
+  if (event.signal == SIGHUP || event.signal == SIGCONT) return !IsLeaderOf(child);
+  constexpr std::array kOfTerminals = {SIGINT, SIGQUIT, SIGTSTP, SIGWINCH};
+  return std::find(kOfTerminals.begin(), kOfTerminals.end(), event.signal) != kOfTerminals.end();
 }
 
 }  // namespace
