@@ -3,36 +3,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
-
-uint64_t now_ms(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
-void sleep_ms(uint64_t milliseconds) {
-  const struct timespec pause = {(time_t)(milliseconds / 1000), (long)(milliseconds % 1000) * 1000000};
-  nanosleep(&pause, NULL);
-}
-
-/* Not by fstat(), which glibc has by this name only since 2.33. */
-static int identity(int descriptor, uint64_t* device, uint64_t* inode) {
-  struct stat status;
-  if (syscall(SYS_fstat, descriptor, &status) != 0) return -1;
-  *device = status.st_dev;
-  *inode = status.st_ino;
-  return 0;
-}
 
 /* A number that programs do not count on. */
 static int out_of_the_way(int descriptor) {
@@ -62,16 +38,15 @@ int connection_open(struct connection* connection, const char* path) {
     return error;
   }
   connection->descriptor = out_of_the_way(descriptor);
-  identity(connection->descriptor, &connection->device, &connection->inode);
+  file_of_descriptor(connection->descriptor, &connection->file);
   connection->is_open = 1;
   return 0;
 }
 
 int connection_is_ours(const struct connection* connection) {
-  uint64_t device;
-  uint64_t inode;
-  return connection->is_open && identity(connection->descriptor, &device, &inode) == 0 &&
-         device == connection->device && inode == connection->inode;
+  struct file file;
+  return connection->is_open && file_of_descriptor(connection->descriptor, &file) == 0 &&
+         is_same_file(&file, &connection->file);
 }
 
 void connection_close(struct connection* connection) {
@@ -83,7 +58,7 @@ _Static_assert(offsetof(struct vrambroker_count_request, guarantee_kind) == VRAM
                "an older daemon's packets");
 
 static int exchange(struct connection* connection, const struct vrambroker_count_request* request, uint64_t timeout_ms,
-                    struct vrambroker_count_answer* answer) {
+                    enum holding holding, struct vrambroker_count_answer* answer) {
   if (!connection_is_ours(connection)) return -1;
   ssize_t bytes;
   /* A daemon before guarantees knows the short packet alone. */
@@ -99,10 +74,10 @@ static int exchange(struct connection* connection, const struct vrambroker_count
     const uint64_t now = now_ms();
     if (now >= until) return -1;
     const uint64_t left = until - now;
-    struct pollfd readable = {connection->descriptor, POLLIN, 0};
-    if (poll(&readable, 1, left > 1000 ? 1000 : (int)left) < 0 && errno != EINTR) return -1;
+    const int found = wait_calmly(connection->descriptor, left > 1000 ? 1000 : left, holding);
+    if (found == INTERRUPTED) return INTERRUPTED;
     if (!connection_is_ours(connection)) return -1;
-    if (readable.revents == 0) continue;
+    if (found == 0) continue;
     /* MSG_TRUNC: the packet's own size, also where it is larger. */
     bytes = recv(connection->descriptor, answer, sizeof *answer, MSG_DONTWAIT | MSG_TRUNC);
     if (bytes < 0 && (errno == EINTR || errno == EAGAIN)) continue;
@@ -117,8 +92,8 @@ static int exchange(struct connection* connection, const struct vrambroker_count
 }
 
 int connection_call(struct connection* connection, const struct vrambroker_count_request* request, uint64_t timeout_ms,
-                    struct vrambroker_count_answer* answer) {
-  if (exchange(connection, request, timeout_ms, answer) == 0) return 0;
-  connection_close(connection);
-  return -1;
+                    enum holding holding, struct vrambroker_count_answer* answer) {
+  const int result = exchange(connection, request, timeout_ms, holding, answer);
+  if (result != 0) connection_close(connection);
+  return result;
 }

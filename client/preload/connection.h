@@ -9,25 +9,22 @@
 
 #include <stdint.h>
 
+#include "client/preload/runtime.h"
 #include "proto/vrambroker/v1/count_socket.h"
 
 struct connection {
   int descriptor; /* meaningful where is_open */
   int is_open;
-  uint64_t device; /* what the descriptor stands for, as fstat has it */
-  uint64_t inode;
+  struct file file; /* what the descriptor stands for */
 };
 
 /* 0, or an errno. ENOENT, ENOTDIR, ECONNREFUSED: no daemon. */
 int connection_open(struct connection* connection, const char* path);
 int connection_is_ours(const struct connection* connection);
 /* Sends one packet, and waits for its answer. 0: answered, and the answer is of the right size, version and call. -1:
-   it was not; the connection is closed. */
+   it was not, or INTERRUPTED; the connection is closed. */
 int connection_call(struct connection* connection, const struct vrambroker_count_request* request, uint64_t timeout_ms,
-                    struct vrambroker_count_answer* answer);
+                    enum holding holding, struct vrambroker_count_answer* answer);
 void connection_close(struct connection* connection);
-
-uint64_t now_ms(void); /* by the clock that nobody sets */
-void sleep_ms(uint64_t milliseconds);
 
 #endif /* VRAMBROKER_CLIENT_PRELOAD_CONNECTION_H_ */

@@ -2,10 +2,10 @@
 #include "client/preload/driver.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
-#include "client/preload/lock.h"
 #include "client/preload/runtime.h"
-#include "client/preload/settings.h"
+#include "client/preload/say.h"
 
 enum library { DRIVER, MANAGEMENT };
 
@@ -30,10 +30,7 @@ static const struct entry management_entries[] = {NVML_HOOKS(HOOKED) NVML_CALLS(
 enum { DRIVER_HOOKS = 0 CUDA_HOOKS(COUNT), MANAGEMENT_HOOKS = 0 NVML_HOOKS(COUNT) };
 #undef COUNT
 
-static int found_already[2];
-static struct driver driver_functions;
-static struct management management_functions;
-static struct lock finding;
+static void* functions[2]; /* struct driver, struct management; NULL: not found yet */
 
 static const struct entry* entry_of(int hook) {
   return hook < DRIVER_HOOKS ? &driver_entries[hook] : &management_entries[hook - DRIVER_HOOKS];
@@ -43,48 +40,38 @@ static enum library library_of(int hook) {
   return hook < DRIVER_HOOKS ? DRIVER : MANAGEMENT;
 }
 
-static void* function_at(const void* functions, const struct entry* entry) {
+static void* function_at(const void* table, const struct entry* entry) {
   void* function;
-  memcpy(&function, (const char*)functions + entry->slot, sizeof function);
+  memcpy(&function, (const char*)table + entry->slot, sizeof function);
   return function;
 }
 
-/* No lock is held while symbols are looked up: the dynamic linker may be waiting for this thread's caller. */
+/* No lock is held: the dynamic linker may be waiting for this thread's caller, and a child after fork() might find the
+ * lock held for ever. The first thread's table stays. */
 static void take(enum library which, void* handle) {
-  struct driver found_driver;
-  struct management found_management;
-  char* found = which == DRIVER ? (char*)&found_driver : (char*)&found_management;
+  const size_t size = which == DRIVER ? sizeof(struct driver) : sizeof(struct management);
   const struct entry* entries = which == DRIVER ? driver_entries : management_entries;
   const size_t count = which == DRIVER ? sizeof driver_entries / sizeof *driver_entries
                                        : sizeof management_entries / sizeof *management_entries;
+  char* found = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (found == MAP_FAILED) return;
   for (size_t i = 0; i < count; i++) {
     void* function = find_symbol(handle, entries[i].name);
     memcpy(found + entries[i].slot, &function, sizeof function);
   }
   clear_dlerror();
-  lock(&finding);
-  if (!found_already[which]) {
-    if (which == DRIVER) {
-      driver_functions = found_driver;
-    } else {
-      management_functions = found_management;
-    }
-    __atomic_store_n(&found_already[which], 1, __ATOMIC_RELEASE);
+  void* none = NULL;
+  if (!__atomic_compare_exchange_n(&functions[which], &none, found, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+    munmap(found, size);
   }
-  unlock(&finding);
-}
-
-static int is_found(enum library which) {
-  return __atomic_load_n(&found_already[which], __ATOMIC_ACQUIRE);
 }
 
 static const void* real(enum library which) {
-  if (!is_found(which)) {
-    void* handle = loaded_library(which == DRIVER ? "libcuda.so.1" : "libnvidia-ml.so.1");
-    if (handle == NULL) return NULL;
-    take(which, handle);
-  }
-  return which == DRIVER ? (const void*)&driver_functions : (const void*)&management_functions;
+  const void* known = __atomic_load_n(&functions[which], __ATOMIC_ACQUIRE);
+  if (known != NULL) return known;
+  void* handle = loaded_library(which == DRIVER ? "libcuda.so.1" : "libnvidia-ml.so.1");
+  if (handle != NULL) take(which, handle);
+  return __atomic_load_n(&functions[which], __ATOMIC_ACQUIRE);
 }
 
 const struct driver* real_driver(void) {
@@ -113,8 +100,8 @@ void* hook_function(int hook) {
 }
 
 void* hooked_function(int hook) {
-  const void* functions = real(library_of(hook));
-  return functions == NULL ? NULL : function_at(functions, entry_of(hook));
+  const void* table = real(library_of(hook));
+  return table == NULL ? NULL : function_at(table, entry_of(hook));
 }
 
 int is_hook(int hook, const void* function) {
@@ -128,7 +115,7 @@ void* hook_for(int hook, void* function) {
     /* In a namespace of its own (dlmopen)? */
     void* handle = library_at(function, file);
     if (handle != NULL && find_symbol(handle, entry_of(hook)->name) == function) take(which, handle);
-    if (!is_found(which)) return function;
+    if (real(which) == NULL) return function;
   }
   if (hooked_function(hook) == function) return entry_of(hook)->hook;
   static int said;
@@ -139,9 +126,9 @@ void* hook_for(int hook, void* function) {
 }
 
 void* hook_for_address(void* function) {
-  if (real(DRIVER) == NULL) return function;
-  for (int i = 0; i < DRIVER_HOOKS; i++) {
-    if (function_at(&driver_functions, &driver_entries[i]) == function) return driver_entries[i].hook;
+  const void* table = real(DRIVER);
+  for (int i = 0; i < DRIVER_HOOKS && table != NULL; i++) {
+    if (function_at(table, &driver_entries[i]) == function) return driver_entries[i].hook;
   }
   return function;
 }

@@ -337,11 +337,22 @@ static enum asked ask(struct account* account, uint64_t units, enum patience pat
   return result;
 }
 
+static const char interrupted[] = "a signal has ended the wait";
+
+/* Of a thread: the account that it waits for, which a signal handler that jumps out of the wait leaves here. */
+static __thread __attribute__((tls_model("initial-exec"))) struct account* awaited;
+
+static void set_awaited(struct account* account) {
+  lock(&books);
+  if (awaited != NULL && awaited->waiters != 0) awaited->waiters--;
+  if (account != NULL) account->waiters++;
+  unlock(&books);
+  awaited = account;
+}
+
 /* Until others have given memory back. */
 static enum asked wait_for(struct account* account, uint64_t units, uint64_t wait_ms, char* message) {
-  lock(&books);
-  account->waiters++;
-  unlock(&books);
+  set_awaited(account);
   settle(account);
   lock(&books);
   const uint64_t owed = account->used > account->charged ? account->used - account->charged : 0;
@@ -353,8 +364,12 @@ static enum asked wait_for(struct account* account, uint64_t units, uint64_t wai
   const int failed =
       ordinal < 0 ? -1 : session_wait((uint32_t)ordinal, asked * VRAMBROKER_COUNT_UNIT_BYTES, wait_ms, &of, &answer);
   enum asked result = NEVER_MORE;
+  set_awaited(NULL);
+  if (failed == INTERRUPTED) {
+    snprintf(message, MESSAGE_BYTES, "%s", interrupted);
+    return NEVER_MORE;
+  }
   lock(&books);
-  account->waiters--;
   if (failed != 0 || answer.code == CODE_UNAVAILABLE || answer.code == CODE_ABORTED || of != generation) {
     result = LATER;
   } else if (answer.code == CODE_OK) {
@@ -382,13 +397,16 @@ static int take_slowly(struct account* account, uint64_t units, enum patience pa
     enum asked result = ask(account, units, patience, message);
     const uint64_t spent = now_ms() - start;
     /* Also without any time to wait: only now are others asked for what they merely cache. */
-    if (result == NO_MEMORY && patience != NOW && (*waited == 0 || spent < wait_ms)) {
+    if (result == NO_MEMORY && patience != NOW && (*waited == 0 || spent < wait_ms) && !was_interrupted()) {
       result = wait_for(account, units, spent < wait_ms ? wait_ms - spent : 0, message);
-      *waited = 1;
+      *waited |= result != LATER; /* else nobody has been asked */
     }
     if (result == TAKEN) return 0;
     if (result != LATER || patience != MAY_WAIT || now_ms() - start >= settings()->reconnect_ms + wait_ms) return -1;
-    sleep_ms(PAUSE_MS);
+    if (was_interrupted() || wait_calmly(-1, PAUSE_MS, NO_LOCK) == INTERRUPTED) {
+      snprintf(message, MESSAGE_BYTES, "%s", interrupted);
+      return -1;
+    }
   }
 }
 

@@ -4,11 +4,18 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <link.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 /* --- The C library's dlsym: from its own table of symbols, because nothing can be asked for it before it is found. ---
  */
@@ -144,6 +151,17 @@ void* library_at(const void* address, const char* name) {
 
 /* --- Threads --- */
 
+enum { LOOK_MS = 100, AGAIN_MS = 1000 };
+
+/* Of a thread. The model is of a library that is loaded before the program starts. */
+static __thread __attribute__((tls_model("initial-exec"))) struct calm_of_thread {
+  int depth;               /* of calm_begin(); 0 again while the program's handlers may run */
+  sigset_t signals;        /* that the program blocks */
+  uint64_t interrupted_at; /* of wait_calmly(); 0: never */
+} calm_of_thread;
+
+static sigset_t programs_signals; /* of the thread that has called start_thread() */
+
 int start_thread(void* (*function)(void*)) {
   int (*create)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = find_next("pthread_create");
   int (*detach)(pthread_t) = find_next("pthread_detach");
@@ -157,6 +175,7 @@ int start_thread(void* (*function)(void*)) {
   sigset_t before;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, &before);
+  programs_signals = calm_of_thread.depth == 0 ? before : calm_of_thread.signals;
   pthread_t thread;
   pthread_attr_t attributes;
   init(&attributes);
@@ -169,13 +188,141 @@ int start_thread(void* (*function)(void*)) {
   return error == 0 ? 0 : -1;
 }
 
+void unblock_signals(void) {
+  sigprocmask(SIG_SETMASK, &programs_signals, NULL);
+}
+
+int is_last_thread(void) {
+  char text[1024];
+  const int descriptor = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return 0;
+  const ssize_t bytes = read(descriptor, text, sizeof text - 1);
+  close(descriptor);
+  if (bytes <= 0) return 0;
+  text[bytes] = '\0';
+  /* The command's name may have any characters. The state of the main thread is the third field, the number of threads
+     the 20th; a main thread that has ended counts. */
+  const char* field = strrchr(text, ')');
+  if (field == NULL || field[1] != ' ' || field[2] != 'Z') return 0;
+  for (int i = 2; i < 20 && field != NULL; i++) field = strchr(field + 1, ' ');
+  return field != NULL && strtol(field, NULL, 10) == 2;
+}
+
+/* --- Signals --- */
+
+static sigset_t but_faults(void) {
+  static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
+  sigset_t signals;
+  sigfillset(&signals);
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&signals, faults[i]);
+  return signals;
+}
+
+/* Those that ask the program to end, and that the thread takes. */
+static sigset_t ends(void) {
+  static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+  sigset_t taken;
+  sigemptyset(&taken);
+  for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+    if (!sigismember(&calm_of_thread.signals, signals[i])) sigaddset(&taken, signals[i]);
+  }
+  return taken;
+}
+
 struct calm calm_begin(void) {
   struct calm calm = {errno, PTHREAD_CANCEL_ENABLE};
   pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &calm.cancelling);
+  if (calm_of_thread.depth == 0) {
+    const sigset_t signals = but_faults();
+    sigprocmask(SIG_BLOCK, &signals, &calm_of_thread.signals);
+  }
+  calm_of_thread.depth++; /* now: a handler may have come in before */
   return calm;
 }
 
 void calm_end(struct calm calm) {
+  if (--calm_of_thread.depth == 0) {
+    const sigset_t signals = calm_of_thread.signals; /* of this thread's, also when a handler comes in now */
+    sigprocmask(SIG_SETMASK, &signals, NULL);
+  }
   pthread_setcancelstate(calm.cancelling, NULL);
   errno = calm.error;
+}
+
+/* One look of up to `milliseconds`, as for wait_calmly(). */
+static int look(int descriptor, int milliseconds, enum holding holding) {
+  struct pollfd readable = {descriptor, POLLIN, 0};
+  const struct timespec time = {milliseconds / 1000, (long)(milliseconds % 1000) * 1000000};
+  const sigset_t awaited = ends();
+  if (holding == A_LOCK) {
+    sigset_t pending;
+    if (poll(&readable, 1, milliseconds) > 0) return 1;
+    sigpending(&pending);
+    for (int signal = 1; signal < SIGRTMIN; signal++) {
+      if (sigismember(&pending, signal) && sigismember(&awaited, signal)) return INTERRUPTED;
+    }
+    return 0;
+  }
+  sigset_t for_ends = but_faults();
+  sigset_t for_others = calm_of_thread.signals;
+  for (int signal = 1; signal < SIGRTMIN; signal++) {
+    if (!sigismember(&awaited, signal)) continue;
+    sigdelset(&for_ends, signal);
+    sigaddset(&for_others, signal);
+  }
+  /* A handler may allocate, or not come back. */
+  const struct calm_of_thread before = calm_of_thread;
+  calm_of_thread.depth = 0;
+  const int found = ppoll(&readable, 1, &time, &for_ends);
+  const int error = errno;
+  sigset_t calm;
+  sigprocmask(SIG_SETMASK, &for_others, &calm);
+  sigprocmask(SIG_SETMASK, &calm, NULL);
+  calm_of_thread = before;
+  if (found > 0) return 1;
+  return found < 0 && error == EINTR ? INTERRUPTED : 0;
+}
+
+int wait_calmly(int descriptor, uint64_t milliseconds, enum holding holding) {
+  const uint64_t until = now_ms() + milliseconds;
+  for (;;) {
+    const uint64_t now = now_ms();
+    const uint64_t left = now < until ? until - now : 0;
+    if (calm_of_thread.depth == 0) { /* a thread of this library's */
+      struct pollfd readable = {descriptor, POLLIN, 0};
+      return poll(&readable, 1, (int)left) > 0;
+    }
+    const int found = look(descriptor, left > LOOK_MS ? LOOK_MS : (int)left, holding);
+    if (found == INTERRUPTED) calm_of_thread.interrupted_at = now_ms();
+    if (found != 0 || left == 0) return found;
+  }
+}
+
+int was_interrupted(void) {
+  return calm_of_thread.interrupted_at != 0 && now_ms() - calm_of_thread.interrupted_at < AGAIN_MS;
+}
+
+/* --- Time and files --- */
+
+uint64_t now_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+void sleep_ms(uint64_t milliseconds) {
+  const struct timespec pause = {(time_t)(milliseconds / 1000), (long)(milliseconds % 1000) * 1000000};
+  nanosleep(&pause, NULL);
+}
+
+/* Not by fstat(), which glibc has by this name only since 2.33. */
+int file_of_descriptor(int descriptor, struct file* file) {
+  struct stat status;
+  if (syscall(SYS_fstat, descriptor, &status) != 0) return -1;
+  *file = (struct file){status.st_dev, status.st_ino, status.st_mode};
+  return 0;
+}
+
+int is_same_file(const struct file* one, const struct file* other) {
+  return one->device == other->device && one->inode == other->inode;
 }

@@ -33,13 +33,38 @@ void clear_dlerror(void);
 
 /* A detached thread without signals. 0: it runs. */
 int start_thread(void* (*function)(void*));
+/* Whether all of the program's threads have ended, the main one included. The thread that start_thread() has started
+   leaves then, or the process would never end; with the signals that the program has. */
+int is_last_thread(void);
+void unblock_signals(void);
 
-/* Between the two the thread cannot be cancelled, and errno is the program's again afterwards. */
+/* Between the two the thread cannot be cancelled, no signal handler runs in it, and errno is the program's again
+ * afterwards. A handler could leave by siglongjmp(), and a lock would stay. */
 struct calm {
   int error;
   int cancelling;
 };
 struct calm calm_begin(void);
 void calm_end(struct calm calm);
+
+enum { INTERRUPTED = -3 };
+enum holding { NO_LOCK, A_LOCK };
+/* Waits for something to read, or for the other end to go; -1 is no descriptor. 1: there is something. 0: the time is
+ * over. INTERRUPTED: the thread gets a signal that asks a program to end, as Ctrl-C does. With NO_LOCK the program's
+ * handlers run meanwhile. With A_LOCK they run afterwards; a signal that another thread takes is not noticed. */
+int wait_calmly(int descriptor, uint64_t milliseconds, enum holding holding);
+/* This thread's wait has been interrupted just now. A program that tries again at once need not wait again. */
+int was_interrupted(void);
+
+uint64_t now_ms(void); /* by the clock that nobody sets */
+void sleep_ms(uint64_t milliseconds);
+/* Of a file, as fstat() says. 0: it is open. */
+struct file {
+  uint64_t device;
+  uint64_t inode;
+  uint32_t mode;
+};
+int file_of_descriptor(int descriptor, struct file* file);
+int is_same_file(const struct file* one, const struct file* other);
 
 #endif /* VRAMBROKER_CLIENT_PRELOAD_RUNTIME_H_ */

@@ -100,7 +100,7 @@ static enum opening why_absent(const char* path, int error, char* message) {
 static int call(uint32_t what, uint32_t device, uint64_t bytes, struct vrambroker_count_answer* answer) {
   const struct vrambroker_count_request request = {
       .version = VRAMBROKER_COUNT_VERSION, .call = what, .device = device, .bytes = bytes};
-  return connection_call(&session.connection, &request, answer_ms(), answer);
+  return connection_call(&session.connection, &request, answer_ms(), A_LOCK, answer);
 }
 
 /* It does not do what it was asked for, and may when it is asked again. */
@@ -158,7 +158,7 @@ static enum opening begin(char* message) {
   memcpy(hello.token, session.token, sizeof hello.token);
   struct vrambroker_count_answer answer;
   enum opening result = UNREACHABLE;
-  if (connection_call(&session.connection, &hello, answer_ms(), &answer) == 0) {
+  if (connection_call(&session.connection, &hello, answer_ms(), A_LOCK, &answer) == 0) {
     if (answer.code != CODE_OK) {
       result = answer.code == CODE_UNAVAILABLE ? AGAIN : REFUSED;
     } else {
@@ -218,13 +218,14 @@ enum line line_enter(int patient, char* message) {
     }
     const int may_change = result == AGAIN || result == STARTS || (session.state == LOST && result != REFUSED);
     const int is_first = session.state == NEVER && result == STARTS;
-    const int goes_on = patient && may_change && !(is_first && session.has_given_up) && now_ms() < until;
+    const int goes_on =
+        patient && may_change && !(is_first && session.has_given_up) && now_ms() < until && !was_interrupted();
     if (is_first && patient && !goes_on) session.has_given_up = 1; /* once: a program may ask for many figures */
     unlock(&session.line);
     if (!goes_on) return LINE_REFUSED;
     if (is_first && !has_said) say("%s It is waited for", message);
     has_said |= is_first;
-    sleep_ms(AGAIN_MS);
+    if (wait_calmly(-1, AGAIN_MS, NO_LOCK) == INTERRUPTED) return LINE_REFUSED;
   }
 }
 
@@ -261,19 +262,24 @@ int session_wait(uint32_t device, uint64_t bytes, uint64_t wait_ms, uint64_t* ge
   memcpy(request.token, session.token, sizeof request.token);
   *generation = ledger_generation();
   line_leave();
-  struct connection connection;
+  /* Of the thread, so that a handler that jumps out of a wait leaves it to the next one. */
+  static __thread __attribute__((tls_model("initial-exec"))) struct connection connection;
+  connection_close(&connection);
   if (connection_open(&connection, settings()->socket_path) != 0) return NO_CONNECTION;
-  if (connection_call(&connection, &request, answer_ms(), answer) != 0) return -1;
+  int failed = connection_call(&connection, &request, answer_ms(), NO_LOCK, answer);
+  if (failed != 0) return failed;
   if (answer->code == CODE_OK) {
     request.call = VRAMBROKER_COUNT_WAIT;
     request.device = device;
     request.bytes = bytes;
     request.wait_ms = wait_ms;
     memset(request.token, 0, sizeof request.token);
-    if (connection_call(&connection, &request, wait_ms + answer_ms(), answer) != 0) return -1;
+    failed = connection_call(&connection, &request, wait_ms + answer_ms(), NO_LOCK, answer);
+  } else if (answer->code == CODE_NOT_FOUND) {
+    failed = -1; /* the session has gone on with another daemon, or another token */
   }
   connection_close(&connection);
-  return 0;
+  return failed;
 }
 
 /* --- the keeper --- */
@@ -281,7 +287,7 @@ int session_wait(uint32_t device, uint64_t bytes, uint64_t wait_ms, uint64_t* ge
 static void* keep(void* nothing) {
   char message[MESSAGE_BYTES];
   prctl(PR_SET_NAME, "vrambroker");
-  for (;;) {
+  do {
     /* Only that the other end has gone is waited for. The number may be another file's by now, which this does no harm.
      */
     struct pollfd gone = {session.connection.is_open ? session.connection.descriptor : -1, 0, 0};
@@ -297,7 +303,8 @@ static void* keep(void* nothing) {
     const int is_broken = session.state == LOST && begin_session(message) != OPENED; /* again when poll() returns */
     unlock(&session.line);
     if (!is_broken) ledger_tidy();
-  }
+  } while (!is_last_thread());
+  unblock_signals();
   return nothing;
 }
 

@@ -27,7 +27,7 @@ int line_call(uint32_t call, uint32_t device, uint64_t bytes, struct vrambroker_
 
 enum { NO_CONNECTION = -2 };
 /* WAIT on a connection of its own, which may not be had. The sessions are numbered: `generation` is the one that the
-   answer is of. -1: it was lost. */
+   answer is of. -1: it was lost. INTERRUPTED: the program is to end. */
 int session_wait(uint32_t device, uint64_t bytes, uint64_t wait_ms, uint64_t* generation,
                  struct vrambroker_count_answer* answer);
 uint64_t session_generation(void);
@@ -35,6 +35,6 @@ uint64_t session_generation(void);
 /* From now on a thread looks after the session. */
 void session_keep(void);
 
-enum { CODE_OK = 0, CODE_NO_MEMORY = 8, CODE_ABORTED = 10, CODE_UNAVAILABLE = 14 };
+enum { CODE_OK = 0, CODE_NOT_FOUND = 5, CODE_NO_MEMORY = 8, CODE_ABORTED = 10, CODE_UNAVAILABLE = 14 };
 
 #endif /* VRAMBROKER_CLIENT_PRELOAD_SESSION_H_ */

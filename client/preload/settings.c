@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/preload/settings.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
+#include <sys/mman.h>
 
 #include "allocator/base/amount_parser.h"
 #include "allocator/base/clean_name.h"
-#include "client/preload/lock.h"
-#include "client/preload/runtime.h"
+#include "client/preload/say.h"
 #include "proto/vrambroker/v1/count_socket.h"
 
 static void read_limit(struct settings* to, const char* name, struct limit* limit) {
@@ -66,45 +61,20 @@ static void read_settings(struct settings* to) {
   to->if_available = is_yes(to, "VRAMBROKER_IF_AVAILABLE", "0", "1");
 }
 
+/* Without a lock, which a child after fork() might find held for ever: of several threads that read them at once, the
+ * first one's stay. */
 const struct settings* settings(void) {
-  static struct settings read;
-  static struct lock reading;
-  static int is_read;
-  if (!__atomic_load_n(&is_read, __ATOMIC_ACQUIRE)) {
-    lock(&reading);
-    if (!is_read) {
-      read_settings(&read);
-      if (read.note[0] != '\0') say("%s", read.note);
-      __atomic_store_n(&is_read, 1, __ATOMIC_RELEASE);
-    }
-    unlock(&reading);
+  static const struct settings* read;
+  static const struct settings no_memory = {.error = "no memory is left"};
+  const struct settings* known = __atomic_load_n(&read, __ATOMIC_ACQUIRE);
+  if (known != NULL) return known;
+  struct settings* own = mmap(NULL, sizeof *own, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (own == MAP_FAILED) return &no_memory;
+  read_settings(own);
+  if (!__atomic_compare_exchange_n(&read, &known, own, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+    munmap(own, sizeof *own);
+    return known;
   }
-  return &read;
-}
-
-void say(const char* format, ...) {
-  const struct calm calm = calm_begin();
-  char line[MESSAGE_BYTES + 256] = "vrambroker: ";
-  const size_t start = strlen(line);
-  va_list arguments;
-  va_start(arguments, format);
-  const int length = vsnprintf(line + start, sizeof line - start - 1, format, arguments);
-  va_end(arguments);
-  size_t bytes = start + (length < 0 ? 0 : (size_t)length);
-  if (bytes > sizeof line - 2) bytes = sizeof line - 2;
-  line[bytes++] = '\n';
-
-  sigset_t pipe;
-  sigset_t before;
-  sigset_t pending;
-  sigemptyset(&pipe);
-  sigaddset(&pipe, SIGPIPE);
-  sigpending(&pending);
-  sigprocmask(SIG_BLOCK, &pipe, &before);
-  if (write(STDERR_FILENO, line, bytes) < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE)) {
-    const struct timespec now = {0, 0};
-    sigtimedwait(&pipe, NULL, &now); /* the signal of this write */
-  }
-  sigprocmask(SIG_SETMASK, &before, NULL);
-  calm_end(calm);
+  if (own->note[0] != '\0') say("%s", own->note);
+  return own;
 }

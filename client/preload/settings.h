@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the environment says, and lines for people on stderr.
+ * What the environment says.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_SETTINGS_H_
 #define VRAMBROKER_CLIENT_PRELOAD_SETTINGS_H_
 
 #include <stdint.h>
 
-enum { MESSAGE_BYTES = 1024 };
+#include "client/preload/say.h"
 
 struct limit {
   uint32_t kind; /* enum vrambroker_count_limit */
@@ -30,8 +30,5 @@ struct settings {
 
 /* Read at the first call. */
 const struct settings* settings(void);
-
-/* A line on stderr. Never raises SIGPIPE, and leaves errno alone. */
-void say(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif /* VRAMBROKER_CLIENT_PRELOAD_SETTINGS_H_ */

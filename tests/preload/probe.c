@@ -316,6 +316,7 @@ static void command(char* line) {
   const char* second = strtok_r(NULL, " ", &rest);
   const char* third = strtok_r(NULL, " ", &rest);
   const char* fourth = strtok_r(NULL, " ", &rest);
+  if (probe_signals(word, first == NULL ? "" : first, second == NULL ? "" : second)) return;
   if (strcmp(word, "exec") == 0) { /* itself, or this program with one argument */
     char* const others[] = {(char*)first, (char*)second, NULL};
     execv(first == NULL ? "/proc/self/exe" : first, first == NULL ? own_arguments : others);

@@ -161,4 +161,7 @@ void crowd(const char* kind, int threads, int times, unsigned long long bytes);
 /* Allocates and frees by kind (probe_kinds.c), and prints the error. */
 void probe_kinds(const char* word, const char* first, const char* second);
 
+/* Likewise with signals, standard error and the program's end (probe_signals.c). 0: the word is none of those. */
+int probe_signals(const char* word, const char* first, const char* second);
+
 #endif  // VRAMBROKER_TESTS_PRELOAD_PROBE_H_
