@@ -10,6 +10,8 @@
 #include "client/preload/charge.h"
 #include "client/preload/contexts.h"
 #include "client/preload/driver.h"
+#include "client/preload/formats.h"
+#include "client/preload/handles.h"
 #include "client/preload/lock.h"
 #include "client/preload/table.h"
 
@@ -28,39 +30,26 @@ static struct shared {
 
 /* --- what they take --- */
 
-/* 0: no format that is known here. */
-static uint64_t channel_bytes(int format) {
-  switch (format) {
-    case 0x01: /* 8 bits, unsigned and signed */
-    case 0x08:
-      return 1;
-    case 0x02: /* 16 bits, and half */
-    case 0x09:
-    case 0x10:
-      return 2;
-    case 0x03: /* 32 bits, and float */
-    case 0x0a:
-    case 0x20:
-      return 4;
-    default:
-      return 0;
-  }
-}
-
 static uint64_t extent(size_t of_first, unsigned int level) {
   const size_t size = level < 64 ? of_first >> level : 0;
   return size == 0 ? 1 : size;
 }
 
+static double squares(uint64_t size, unsigned int edge) {
+  return (double)((size + edge - 1) / edge * edge);
+}
+
 static uint64_t bytes_of(const cu_array3d_descriptor* descriptor, unsigned int levels) {
   if ((descriptor->flags & (CU_ARRAY_SPARSE | CU_ARRAY_DEFERRED)) != 0) return 0; /* memory is mapped into it later */
   const int layers = (descriptor->flags & (CU_ARRAY_LAYERED | CU_ARRAY_CUBEMAP)) != 0;
-  double bytes = 0;
+  const struct element element = element_of(descriptor->format, descriptor->channels);
+  double elements = 0;
   for (unsigned int level = 0; level < levels && level < 64; level++) {
-    bytes += (double)extent(descriptor->width, level) * (double)extent(descriptor->height, level) *
-             (double)extent(descriptor->depth, layers ? 0 : level);
+    elements += squares(extent(descriptor->width, level), element.edge) *
+                squares(extent(descriptor->height, level), element.edge) *
+                (double)extent(descriptor->depth, layers ? 0 : level);
   }
-  bytes *= descriptor->channels * (double)channel_bytes(descriptor->format);
+  const double bytes = elements * element.bits / 8;
   return bytes > 1e18 ? UINT64_C(1) << 60 : (uint64_t)bytes;
 }
 
@@ -164,6 +153,7 @@ static int keep(struct charge* charge, uint64_t array, uint64_t bytes) {
 /* Before the driver destroys it: another may get the same handle at once. */
 static struct entry forget(uint64_t array) {
   struct entry forgotten = {.key = array};
+  handles_forget_array((const void*)(uintptr_t)array);
   lock(&places);
   struct entry* known = table_find(&arrays, array);
   if (known != NULL) {
@@ -277,6 +267,7 @@ void arrays_forget_context(cu_context context) {
     }
     unlock(&places);
     if (found.key == 0) return;
+    handles_forget_array((const void*)(uintptr_t)found.key);
     give_back(found.owner, found.bytes);
   }
 }

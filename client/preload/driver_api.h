@@ -75,6 +75,24 @@ typedef struct {
   cu_location location; /* what follows is not looked at */
 } cu_allocation;
 
+/* A part of a sparse array, and the memory that is mapped there. */
+typedef struct {
+  int array_type;
+  cu_array array;
+  int part_type;
+  union {
+    unsigned int level[8]; /* its number, the layer's, where it begins, and how much it is */
+    struct {
+      unsigned int layer;
+      unsigned long long offset, size;
+    } tail; /* CU_PART_TAIL: of a mipmapped array */
+  };
+  int operation, handle_type;
+  cu_handle handle;
+  unsigned long long offset;
+  unsigned int devices, flags, reserved[2];
+} cu_tile;
+
 typedef struct {
   int type, handle_types;
   cu_location location; /* likewise */
@@ -104,6 +122,8 @@ enum {
   CU_LOCATION_HOST_NUMA_CURRENT = 4,
   CU_LOCATION_DOMAIN = 6, /* a part of a device, since CUDA 13.4 */
   CU_MANAGED = 2,         /* a type of memory */
+  CU_PART_TAIL = 1,
+  CU_TILE_MAP = 1, /* an operation */
   CU_ARRAY_LAYERED = 0x01,
   CU_ARRAY_CUBEMAP = 0x04,
   CU_ARRAY_SPARSE = 0x40,
@@ -140,6 +160,8 @@ enum {
   X(cuMemRetainAllocationHandle, (cu_handle * handle, void* address))                                               \
   X(cuMemMap, (cu_address address, size_t bytes, size_t offset, cu_handle handle, unsigned long long flags))        \
   X(cuMemUnmap, (cu_address address, size_t bytes))                                                                 \
+  X(cuMemMapArrayAsync, (const cu_tile* list, unsigned int count, cu_stream stream))                                \
+  X(cuMemMapArrayAsync_ptsz, (const cu_tile* list, unsigned int count, cu_stream stream))                           \
   /* pools.c */                                                                                                     \
   X(cuMemAllocAsync, (cu_address * address, size_t bytes, cu_stream stream))                                        \
   X(cuMemAllocAsync_ptsz, (cu_address * address, size_t bytes, cu_stream stream))                                   \

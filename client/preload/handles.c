@@ -17,6 +17,8 @@ static struct lock places;
 static struct table handles;  /* handle -> account, bytes, references in `count`, mappings in `more` */
 static struct table mappings; /* address -> its handle in `more`, bytes */
 
+static struct table tiles; /* part of a sparse array -> its handle in `more`, the array in `context` */
+
 /* With the lock: what is to be given back of a handle that has lost a reference or a mapping. */
 struct gone {
   struct account* account;
@@ -151,8 +153,80 @@ int cuMemUnmap(cu_address address, size_t bytes) {
   return error;
 }
 
+/* --- sparse arrays --- */
+
+/* By where the part begins: a program that maps there again, or unmaps, means the same part. */
+static uint64_t key_of(const cu_tile* tile) {
+  const int is_tail = tile->part_type == CU_PART_TAIL;
+  const uint64_t numbers[] = {(uintptr_t)tile->array,
+                              (uint64_t)tile->part_type,
+                              is_tail ? tile->tail.layer : tile->level[0],
+                              is_tail ? tile->tail.offset : tile->level[1],
+                              is_tail ? 0 : tile->level[2],
+                              is_tail ? 0 : tile->level[3],
+                              is_tail ? 0 : tile->level[4]};
+  uint64_t key = UINT64_C(0xcbf29ce484222325);
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+    key = (key ^ numbers[i]) * UINT64_C(0x9E3779B97F4A7C15);
+    key ^= key >> 29;
+  }
+  return key | 1;
+}
+
+/* With the lock. */
+static struct gone unmap_tile(struct entry* tile) {
+  struct gone gone = {0};
+  struct entry* known = table_find(&handles, tile->more);
+  table_remove(&tiles, tile);
+  if (known != NULL && known->more != 0) {
+    known->more--;
+    gone = look_at(known);
+  }
+  return gone;
+}
+
+static int map_tiles(int error, const cu_tile* list, unsigned int count) {
+  for (unsigned int i = 0; i < count && error == CU_OK; i++) {
+    struct gone gone = {0};
+    const struct entry tile = {.key = key_of(&list[i]), .more = list[i].handle, .context = list[i].array};
+    lock(&places);
+    struct entry* before = table_find(&tiles, tile.key);
+    if (before != NULL) gone = unmap_tile(before);
+    struct entry* known = list[i].operation == CU_TILE_MAP ? table_find(&handles, tile.more) : NULL;
+    if (known != NULL && table_put(&tiles, &tile) == 0) known->more++;
+    unlock(&places);
+    give(&gone);
+  }
+  return error;
+}
+
+int cuMemMapArrayAsync(const cu_tile* list, unsigned int count, cu_stream stream) {
+  REAL(cuMemMapArrayAsync);
+  return map_tiles(driver->cuMemMapArrayAsync(list, count, stream), list, count);
+}
+
+int cuMemMapArrayAsync_ptsz(const cu_tile* list, unsigned int count, cu_stream stream) {
+  REAL(cuMemMapArrayAsync_ptsz);
+  return map_tiles(driver->cuMemMapArrayAsync_ptsz(list, count, stream), list, count);
+}
+
+void handles_forget_array(const void* array) {
+  for (int found = 1; found;) {
+    struct gone gone = {0};
+    found = 0;
+    lock(&places);
+    for (size_t i = 0; i < tiles.size && !found; i++) {
+      found = tiles.places[i].key != 0 && tiles.places[i].context == array;
+      if (found) gone = unmap_tile(&tiles.places[i]);
+    }
+    unlock(&places);
+    give(&gone);
+  }
+}
+
 void handles_forget_all(void) {
   memset(&places, 0, sizeof places);
   table_clear(&handles);
   table_clear(&mappings);
+  table_clear(&tiles);
 }

@@ -84,6 +84,7 @@ struct Array3dDescriptor32 {
   F(cuMemMap,                                                                                                          \
     (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)) \
   F(cuMemUnmap, (CUdeviceptr address, size_t bytes))                                                                   \
+  F(cuMemMapArrayAsync, (CUarrayMapInfo * tiles, unsigned int count, CUstream stream))                                 \
   F(cuMemSetAccess, (CUdeviceptr address, size_t bytes, const CUmemAccessDesc* accesses, size_t count))                \
   F(cuMemExportToShareableHandle,                                                                                      \
     (void* shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags))  \

@@ -35,20 +35,26 @@ ArrayState* FindArray(const void* array, bool mipmapped) {
   return it == Arrays().end() || it->second->mipmapped != mipmapped ? nullptr : it->second.get();
 }
 
-// Of a channel; 0 for a format that the substitute does not know.
-uint64_t FormatBytes(CUarray_format format) {
-  switch (format) {
+// Of an element; 0 for a format that the substitute does not know.
+uint64_t ElementBits(CUarray_format format, unsigned int channels) {
+  switch (static_cast<int>(format)) {
     case CU_AD_FORMAT_UNSIGNED_INT8:
     case CU_AD_FORMAT_SIGNED_INT8:
-      return 1;
+      return uint64_t{8} * channels;
     case CU_AD_FORMAT_UNSIGNED_INT16:
     case CU_AD_FORMAT_SIGNED_INT16:
     case CU_AD_FORMAT_HALF:
-      return 2;
+      return uint64_t{16} * channels;
     case CU_AD_FORMAT_UNSIGNED_INT32:
     case CU_AD_FORMAT_SIGNED_INT32:
     case CU_AD_FORMAT_FLOAT:
+      return uint64_t{32} * channels;
+    case 0x91:  // CU_AD_FORMAT_BC1_UNORM
       return 4;
+    case 0xb0:  // CU_AD_FORMAT_NV12
+      return 12;
+    case 0xc2:  // CU_AD_FORMAT_UNORM_INT8X4
+      return 32;
     default:
       return 0;
   }
@@ -63,7 +69,7 @@ uint64_t BytesOf(const CUDA_ARRAY3D_DESCRIPTOR& descriptor, unsigned int levels)
     elements += extent(descriptor.Width) * extent(descriptor.Height) *
                 (layered ? std::max<uint64_t>(descriptor.Depth, 1) : extent(descriptor.Depth));
   }
-  return RoundUp(elements * descriptor.NumChannels * FormatBytes(descriptor.Format), kGranule);
+  return RoundUp(elements * ElementBits(descriptor.Format, descriptor.NumChannels) / 8, kGranule);
 }
 
 template <typename Array>
@@ -71,8 +77,8 @@ CUresult Create(const char* function, Array* array, const CUDA_ARRAY3D_DESCRIPTO
                 bool mipmapped) {
   return UnsafeCall(function, [&](Driver& driver) {
     const unsigned int channels = descriptor.NumChannels;
-    if (descriptor.Width == 0 || FormatBytes(descriptor.Format) == 0 || levels == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (channels != 1 && channels != 2 && channels != 4) return CUDA_ERROR_INVALID_VALUE;
+    if (descriptor.Width == 0 || levels == 0 || channels == 0 || channels > 4) return CUDA_ERROR_INVALID_VALUE;
+    if (ElementBits(descriptor.Format, channels) == 0) return CUDA_ERROR_INVALID_VALUE;
     auto state = std::make_unique<ArrayState>();
     state->bytes = BytesOf(descriptor, levels);
     state->context = CurrentContext();
@@ -95,6 +101,7 @@ CUresult Destroy(const char* function, const void* array, bool mipmapped) {
     const ArrayState* const state = FindArray(array, mipmapped);
     if (state == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     if (state->hold.has_value()) driver.machine()->Release(*state->hold, /*freed=*/true);
+    UnmapTiles(driver, array);
     Arrays().erase(array);
     return CUDA_SUCCESS;
   });
@@ -122,6 +129,7 @@ void EndArrays(Driver& driver, int context) {
       continue;
     }
     if (state.hold.has_value()) driver.machine()->Release(*state.hold, /*freed=*/true);
+    UnmapTiles(driver, it->first);
     it = Arrays().erase(it);
   }
 }

@@ -171,6 +171,8 @@ class Driver;
 
 // Ends a context's arrays.
 void EndArrays(Driver& driver, int context);
+// Unmaps what is mapped into an array.
+void UnmapTiles(Driver& driver, const void* array);
 // The allocation from a pool that `address` is in.
 std::optional<std::pair<char*, uint64_t>> PoolAllocationAt(Driver& driver, const char* address);
 // Frees what cuMemAllocAsync() gave, when the work of `stream` is done; at once where there is none. False: there is no

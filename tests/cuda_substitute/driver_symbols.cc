@@ -73,6 +73,7 @@
   F(cuMemAddressFree, 10020, cuMemAddressFree)                                           \
   F(cuMemMap, 10020, cuMemMap)                                                           \
   F(cuMemUnmap, 10020, cuMemUnmap)                                                       \
+  F(cuMemMapArrayAsync, 11010, cuMemMapArrayAsync)                                       \
   F(cuMemSetAccess, 10020, cuMemSetAccess)                                               \
   F(cuMemExportToShareableHandle, 10020, cuMemExportToShareableHandle)                   \
   F(cuMemImportFromShareableHandle, 10020, cuMemImportFromShareableHandle)               \

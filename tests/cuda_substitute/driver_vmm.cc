@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <tuple>
 
 #include "tests/cuda_substitute/driver.h"
 #include "tests/cuda_substitute/driver_state.h"
@@ -30,6 +31,9 @@ struct Vmm {
   std::map<CUmemGenericAllocationHandle, MemoryHandle> handles;
   std::map<char*, size_t> reservations;
   std::map<char*, CUmemGenericAllocationHandle> mapped;  // by the first address
+  // By the array, the level, the layer and where the part begins. What is in a mip tail is not played.
+  using Tile = std::tuple<const void*, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int>;
+  std::map<Tile, CUmemGenericAllocationHandle> tiles;
 
   static Vmm& Get() {
     static auto* const vmm = new Vmm;
@@ -49,6 +53,10 @@ struct Vmm {
     if (state.references > 0 || state.mappings > 0) return;
     driver.machine()->Release(state.hold, /*freed=*/false);
     handles.erase(handle);
+  }
+  void Unmap(Driver& driver, CUmemGenericAllocationHandle handle) {
+    --handles.at(handle).mappings;
+    Settle(driver, handle);
   }
   bool IsReserved(char* address, size_t bytes) const {
     auto it = reservations.upper_bound(address);
@@ -81,6 +89,19 @@ CUresult NoSuchPlace(const CUmemLocation& location) {
 }
 
 }  // namespace
+
+void UnmapTiles(Driver& driver, const void* array) {
+  Vmm& vmm = Vmm::Get();
+  for (auto it = vmm.tiles.begin(); it != vmm.tiles.end();) {
+    if (std::get<0>(it->first) != array) {
+      ++it;
+      continue;
+    }
+    vmm.Unmap(driver, it->second);
+    it = vmm.tiles.erase(it);
+  }
+}
+
 }  // namespace vrambroker::cuda_substitute
 
 using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
@@ -199,8 +220,31 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
       const CUmemGenericAllocationHandle handle = it->second;
       Vmm::Get().mapped.erase(it);
       driver.Forget(mapping);
-      --Vmm::Get().handles.at(handle).mappings;
-      Vmm::Get().Settle(driver, handle);
+      Vmm::Get().Unmap(driver, handle);
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
+// At once, whatever the stream has to do.
+CUresult cuMemMapArrayAsync(CUarrayMapInfo* tiles, unsigned int count, CUstream /*stream*/) {
+  return Call("cuMemMapArrayAsync", [&](Driver& driver) {
+    const Lock lock(driver.mu());
+    Vmm& vmm = Vmm::Get();
+    for (unsigned int i = 0; i < count; ++i) {
+      const auto& part = tiles[i].subresource.sparseLevel;
+      MemoryHandle* const state = vmm.Find(tiles[i].memHandle.memHandle);
+      const bool maps = tiles[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP;
+      if (tiles[i].subresourceType != CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_SPARSE_LEVEL) return CUDA_ERROR_NOT_SUPPORTED;
+      if (maps && state == nullptr) return CUDA_ERROR_INVALID_VALUE;
+      const Vmm::Tile tile = {
+          tiles[i].resource.array, part.level, part.layer, part.offsetX, part.offsetY, part.offsetZ};
+      if (maps) ++state->mappings;
+      if (const auto before = vmm.tiles.find(tile); before != vmm.tiles.end()) {
+        vmm.Unmap(driver, before->second);
+        vmm.tiles.erase(before);
+      }
+      if (maps) vmm.tiles[tile] = tiles[i].memHandle.memHandle;
     }
     return CUDA_SUCCESS;
   });

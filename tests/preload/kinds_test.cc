@@ -68,6 +68,48 @@ class PreloadKinds : public PreloadTest {
   }
 };
 
+// The driver does not say what an array takes.
+TEST_F(PreloadKinds, ArraysCountByTheirFormat) {
+  Program program = RunWithStream();
+  const uint64_t before = UsedOnMachine();
+  EXPECT_EQ(program.Ask("alloc array:0x91:4 32M"), "0") << "BC1, 8 Mi elements";
+  EXPECT_EQ(program.Ask("info"), Info(60, 64));
+  EXPECT_EQ(program.Ask("alloc array:0xb0:3 32M"), "0") << "NV12";
+  EXPECT_EQ(program.Ask("info"), Info(48, 64));
+  EXPECT_EQ(program.Ask("alloc array:0xc2:4 32M"), "0") << "UNORM_INT8X4";
+  EXPECT_EQ(program.Ask("info"), Info(16, 64));
+  EXPECT_EQ(UsedOnMachine() - before, 48 * kMiB);
+  EXPECT_EQ(program.Ask("alloc array:0xc2:4 32M"), "2");
+  EXPECT_EQ(program.Ask("alloc array:0x7f:1 8M"), "1") << "no format of the driver's";
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(program.Ask(absl::StrCat("free ", i)), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
+// The mapping alone keeps the memory.
+TEST_F(PreloadKinds, MemoryThatIsMappedIntoASparseArrayCounts) {
+  Program program = RunWithStream();
+  const uint64_t before = UsedOnMachine();
+  EXPECT_EQ(program.Ask("alloc array_sparse 64M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64)) << "nothing is in it";
+  for (int handle = 1; handle <= 3; ++handle) EXPECT_EQ(program.Ask("alloc handle 10M"), "0");
+  const auto map = [&](int handle) {
+    EXPECT_EQ(program.Ask(absl::StrCat("map_tile 0 ", handle)), "0");
+    EXPECT_EQ(program.Ask(absl::StrCat("release ", handle)), "0");
+  };
+  map(1);
+  EXPECT_EQ(program.Ask("info"), Info(34, 64));
+  map(2);
+  EXPECT_EQ(program.Ask("info"), Info(44, 64)) << "the second one has taken the first one's place";
+  EXPECT_EQ(program.Ask("unmap_tile 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(54, 64));
+  map(3);
+  EXPECT_EQ(program.Ask("info"), Info(54, 64));
+  EXPECT_EQ(UsedOnMachine() - before, 10 * kMiB);
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+  EXPECT_EQ(UsedOnMachine(), before);
+}
+
 // NCCL asks for host memory by handle: others count it, and crash (HAMi-core #187, #169).
 TEST_F(PreloadKinds, HandlesOfHostMemoryPassThrough) {
   Program program = RunWithStream({{"VRAMBROKER_LIMIT", "4MiB"}});

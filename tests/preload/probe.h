@@ -44,6 +44,7 @@
   F(cuMemMap, "cuMemMap", 10020,                                                                            \
     (address_t address, size_t bytes, size_t offset, address_t handle, unsigned long long flags))           \
   F(cuMemUnmap, "cuMemUnmap", 10020, (address_t address, size_t bytes))                                     \
+  F(cuMemMapArrayAsync, "cuMemMapArrayAsync", 11010, (struct tile * tiles, unsigned count, void* stream))   \
   F(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020,                                    \
     (void* shareable, address_t handle, int type, unsigned long long flags))                                \
   F(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020,                                \
@@ -98,6 +99,16 @@ struct array3d {
   size_t width, height, depth;
   int format;
   unsigned int channels, flags;
+};
+
+struct tile {
+  int array_type;
+  void* array;
+  int part_type;
+  unsigned int level, layer, offset[3], extent[3], padding;
+  int operation, handle_type;
+  address_t handle, handle_offset;
+  unsigned int devices, flags, reserved[2];
 };
 
 /* Of memory by handle, and of a pool, which has the longer ones. */

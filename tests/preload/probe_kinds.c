@@ -80,16 +80,23 @@ static int allocate32(struct thing* thing) {
 }
 
 int allocate_thing(struct thing* thing, const char* kind, size_t bytes) {
-  const struct array3d array3d = array_of(bytes);
+  struct array3d array3d = array_of(bytes);
   const struct array array = {array3d.width, array3d.height, array3d.format, array3d.channels};
   size_t pitch;
   snprintf(thing->kind, sizeof thing->kind, "%s", kind);
   thing->bytes = bytes;
+  if (sscanf(kind, "array:%i:%u", &array3d.format, &array3d.channels) == 2) { /* of a format */
+    return driver.cuArray3DCreate_v2(&thing->array, &array3d);
+  }
   if (strstr(kind, "32") != NULL) return allocate32(thing);
   if (strcmp(kind, "plain") == 0) return driver.cuMemAlloc_v2(&thing->address, bytes);
   if (strcmp(kind, "managed") == 0) return driver.cuMemAllocManaged(&thing->address, bytes, 1);
   if (strcmp(kind, "pitch") == 0) return driver.cuMemAllocPitch_v2(&thing->address, &pitch, 4000, bytes / 4096, 16);
   if (strcmp(kind, "array") == 0) return driver.cuArrayCreate_v2(&thing->array, &array);
+  if (strcmp(kind, "array_sparse") == 0) {
+    array3d.flags = 0x40;
+    return driver.cuArray3DCreate_v2(&thing->array, &array3d);
+  }
   if (strcmp(kind, "array3d") == 0) return driver.cuArray3DCreate_v2(&thing->array, &array3d);
   if (strcmp(kind, "mipmapped") == 0) return driver.cuMipmappedArrayCreate(&thing->array, &array3d, 1);
   if (strncmp(kind, "handle", 6) == 0) return create(thing);
@@ -200,6 +207,18 @@ static int join_thread(void) {
   return (int)(size_t)error;
 }
 
+/* "map_tile ARRAY HANDLE", "unmap_tile ARRAY": the first tile of a sparse array. */
+static int map_tile(const struct thing* array, const struct thing* memory) {
+  struct tile tile;
+  memset(&tile, 0, sizeof tile);
+  tile.array = array->array;
+  tile.extent[0] = tile.extent[1] = tile.extent[2] = 1;
+  tile.operation = memory != NULL ? 1 : 2;
+  tile.handle = memory != NULL ? memory->handle : 0;
+  tile.devices = 1;
+  return driver.cuMemMapArrayAsync(&tile, 1, stream);
+}
+
 static int import_handle(const struct thing* from) {
   int descriptor = -1;
   struct thing* thing = &things[count++];
@@ -281,6 +300,8 @@ static int other(const char* word, const char* first, const char* second) {
     return driver.cuMemRetainAllocationHandle(&handle, (void*)things[atoi(first)].address);
   }
   if (strcmp(word, "release") == 0) return driver.cuMemRelease(things[atoi(first)].handle);
+  if (strcmp(word, "map_tile") == 0) return map_tile(&things[atoi(first)], &things[atoi(second)]);
+  if (strcmp(word, "unmap_tile") == 0) return map_tile(&things[atoi(first)], NULL);
   if (strcmp(word, "import") == 0) return import_handle(&things[atoi(first)]);
   if (strcmp(word, "context") == 0) return driver.cuCtxCreate_v2(&other_context, 0, 0);
   if (strcmp(word, "destroy_context") == 0) {

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What an element of an array takes, by the format in its descriptor.
+ */
+#ifndef VRAMBROKER_CLIENT_PRELOAD_FORMATS_H_
+#define VRAMBROKER_CLIENT_PRELOAD_FORMATS_H_
+
+struct element {
+  unsigned int bits;
+  unsigned int edge; /* elements are stored in squares of so many by so many */
+};
+
+/* A format that is not known here takes as much as the largest channels. */
+struct element element_of(int format, unsigned int channels);
+
+#endif /* VRAMBROKER_CLIENT_PRELOAD_FORMATS_H_ */
