@@ -191,6 +191,30 @@ void Claims::LowerGuarantee(ClaimId claim, const ClaimTerms& terms) {
   }
 }
 
+absl::Status Claims::BoundSessionGuarantees(ClaimId claim, const ClaimTerms& a, const ClaimTerms& b) {
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const uint64_t limit = BytesOn(a, a.limit, device);
+    absl::Status status = pools_[device]->BoundClaimGuarantees(claim, std::min(limit, BytesOn(b, b.limit, device)));
+    if (status.ok()) continue;
+    // `a` is what they were bound by: more is never refused.
+    for (size_t i = 0; i < device; ++i) (void)pools_[i]->BoundClaimGuarantees(claim, BytesOn(a, a.limit, i));
+    return status;
+  }
+  return absl::OkStatus();
+}
+
+void Claims::WarnOfCutGuarantees(const Claim& claim) const {
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const uint64_t promised = pools_[device]->GetShare(claim.id).promised_bytes;
+    if (promised <= LimitOn(claim, device)) continue;
+    ClaimLine("the claim's limit is below the guarantees of its sessions, which get no more than it allows", claim)
+        .Add("device", device)
+        .Add("limit", LimitOn(claim, device))
+        .Add("guarantees", promised)
+        .Write(spdlog::level::warn);
+  }
+}
+
 void Claims::ReclaimFor(ClaimId claim, int device, uint64_t guarantee_bytes) {
   const SteadyTime begun = std::chrono::steady_clock::now();
   for (const bool everybody : {false, true}) {
@@ -359,23 +383,20 @@ absl::StatusOr<Claim> Claims::UpdateNow(const std::string& name, const ClaimChan
   if (change.guarantee.has_value()) {
     if (absl::Status status = CheckGuaranteeFits(terms); !status.ok()) return status;
   }
-  for (size_t device = 0; device < pools_.size(); ++device) {
-    const uint64_t promised = pools_[device]->GetShare(claim.id).promised_bytes;
-    if (change.limit.has_value() && LimitOn(claim, device) < promised) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "limit: ", FormatBytesExactly(LimitOn(claim, device)), " is below the guarantees of the claim's sessions, ",
-          FormatBytesExactly(promised), "; lower these first (vramctl guarantee)"));
-    }
-  }
   if (change.limit.has_value()) {
     if (absl::Status status = CheckHasAnything(terms); !status.ok()) return status;
   }
+  // No session is guaranteed more meanwhile: others may take long to give back what the claim is to be guaranteed.
+  absl::Status status = BoundSessionGuarantees(claim.id, before.terms, terms);
+  if (!status.ok()) return status;
   // One that could not be given at the start is asked for again only when that is what is wanted.
-  if (change.guarantee.has_value()) {
-    if (absl::Status status = RaiseGuarantee(claim.id, terms, /*reclaims=*/true); !status.ok()) return status;
+  if (change.guarantee.has_value()) status = RaiseGuarantee(claim.id, terms, /*reclaims=*/true);
+  if (status.ok()) {
+    status = Save(&claim, nullptr);
+    if (!status.ok()) LowerGuarantee(claim.id, before.terms);
   }
-  if (absl::Status status = Save(&claim, nullptr); !status.ok()) {
-    LowerGuarantee(claim.id, before.terms);
+  if (!status.ok()) {
+    (void)BoundSessionGuarantees(claim.id, before.terms, before.terms);  // more: never refused
     return status;
   }
   Apply(claim, before.terms);

@@ -193,6 +193,8 @@ void Claims::ApplyRule(const std::string& name) {
   }
   if (claim->terms.limit == before.limit && claim->terms.guarantee == before.guarantee) return Put(*claim);
   Apply(*claim, before);
+  // The configuration has been read, and cannot be refused any more.
+  WarnOfCutGuarantees(*claim);
   ClaimLine("claim changed", *claim)
       .Add("limits", LimitsText(*claim))
       .Add("rule", claim->rule)

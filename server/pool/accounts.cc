@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "allocator/base/bytes.h"
+
 namespace vrambroker {
 
 Accounts::Accounts(uint64_t capacity_bytes, std::chrono::milliseconds churn_window, std::function<SteadyTime()> clock)
@@ -12,16 +15,16 @@ Accounts::Accounts(uint64_t capacity_bytes, std::chrono::milliseconds churn_wind
 // ---- Opening and closing ----
 
 void Accounts::Open(SessionId session, const AccountTerms& terms) {
-  // What the guarantees of a claim's sessions come to is bounded by what they may have.
-  const uint64_t claim_limit = terms.claim.has_value() ? claim_limits_.at(*terms.claim) : 0;
-  accounts_[session] =
-      Account{.session = session,
-              .terms = terms,
-              .state = {.limit_bytes = terms.limit_bytes,
-                        .priority = terms.priority,
-                        .share = terms.share(),
-                        .share_limit_bytes = terms.claim.has_value() ? claim_limit : terms.user_limit_bytes,
-                        .share_guarantee_bytes = terms.claim.has_value() ? claim_limit : terms.user_guarantee_bytes}};
+  const ClaimBounds bounds = terms.claim.has_value() ? claim_bounds_.at(*terms.claim)
+                                                     : ClaimBounds{.limit_bytes = terms.user_limit_bytes,
+                                                                   .guarantee_bytes = terms.user_guarantee_bytes};
+  accounts_[session] = Account{.session = session,
+                               .terms = terms,
+                               .state = {.limit_bytes = terms.limit_bytes,
+                                         .priority = terms.priority,
+                                         .share = terms.share(),
+                                         .share_limit_bytes = bounds.limit_bytes,
+                                         .share_guarantee_bytes = bounds.guarantee_bytes}};
 }
 
 void Accounts::Close(Account& account) {
@@ -58,11 +61,26 @@ absl::Status Accounts::SetGuarantee(Account& account, uint64_t bytes) {
 }
 
 void Accounts::SetClaimLimit(ClaimId claim, uint64_t bytes) {
-  claim_limits_[claim] = bytes;
   ledger_.OpenClaim(claim);
+  SetClaimBounds(claim, {.limit_bytes = bytes, .guarantee_bytes = bytes});
+}
+
+absl::Status Accounts::BoundClaimGuarantees(ClaimId claim, uint64_t bytes) {
+  if (const uint64_t promised = ledger_.GetShare(claim).promised_bytes; bytes < promised) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("limit: ", FormatBytesExactly(bytes), " is below the guarantees of the claim's sessions, ",
+                     FormatBytesExactly(promised), "; lower these first (vramctl guarantee)"));
+  }
+  SetClaimBounds(claim, {.limit_bytes = claim_bounds_.at(claim).limit_bytes, .guarantee_bytes = bytes});
+  return absl::OkStatus();
+}
+
+void Accounts::SetClaimBounds(ClaimId claim, const ClaimBounds& bounds) {
+  claim_bounds_[claim] = bounds;
   for (auto& [session, account] : accounts_) {
     if (account.state.share != ShareId(claim)) continue;
-    account.state.share_limit_bytes = account.state.share_guarantee_bytes = bytes;
+    account.state.share_limit_bytes = bounds.limit_bytes;
+    account.state.share_guarantee_bytes = bounds.guarantee_bytes;
     Changed(account);
   }
 }
@@ -76,7 +94,7 @@ absl::Status Accounts::SetClaimGuarantee(ClaimId claim, uint64_t bytes) {
 
 void Accounts::CloseClaim(ClaimId claim) {
   (void)ledger_.SetGuarantee(claim, 0);  // less is always possible
-  claim_limits_.erase(claim);
+  claim_bounds_.erase(claim);
   ledger_.CloseClaim(claim);
 }
 

@@ -87,8 +87,12 @@ class Accounts {
   absl::Status SetLimit(Account& account, uint64_t bytes);
   absl::Status SetGuarantee(Account& account, uint64_t bytes);
 
-  // What all accounts of a claim may have together. Less than they have takes nothing away.
+  // What all accounts of a claim may have together, and what their guarantees may come to. Less than they have takes
+  // nothing away. Less than they are guaranteed: see Ledger.
   void SetClaimLimit(ClaimId claim, uint64_t bytes);
+  // What the guarantees of the claim's accounts may come to, until the next SetClaimLimit(). InvalidArgument below what
+  // they come to. REQUIRES: the claim has a limit here.
+  absl::Status BoundClaimGuarantees(ClaimId claim, uint64_t bytes);
   // Errors of Ledger::SetGuarantee(claim).
   absl::Status SetClaimGuarantee(ClaimId claim, uint64_t bytes);
   // REQUIRES: the claim has no account.
@@ -156,6 +160,12 @@ class Accounts {
   std::vector<Expected> ExpectedFor(absl::Span<const SessionId> sessions, uint64_t settling_bytes) const;
 
  private:
+  // What the accounts of a claim may have, and be guaranteed, together.
+  struct ClaimBounds {
+    uint64_t limit_bytes = 0;
+    uint64_t guarantee_bytes = 0;
+  };
+  void SetClaimBounds(ClaimId claim, const ClaimBounds& bounds);
   uint64_t ChurningBytes(const Account& account, SteadyTime now) const;
   void Changed(Account& account);
 
@@ -164,7 +174,7 @@ class Accounts {
 
   Ledger ledger_;
   absl::flat_hash_map<SessionId, Account> accounts_;
-  absl::flat_hash_map<ClaimId, uint64_t> claim_limits_;
+  absl::flat_hash_map<ClaimId, ClaimBounds> claim_bounds_;
   uint64_t granted_bytes_ = 0;      // sum of the accounts'
   std::vector<SessionId> changed_;  // for TakeChanges()
   uint64_t forbidden_ = 0;          // the same

@@ -27,7 +27,7 @@ absl::Status Ledger::CheckGrowth(const AccountState& account, uint64_t bytes, bo
   if (account.reserved_bytes > account.limit_bytes || bytes > account.limit_bytes - account.reserved_bytes) {
     return SegmentRefused(OomCause::kLimit, "the session's limit would be exceeded");
   }
-  if (UseOf(account, bytes) > ShareRoom(account)) {
+  if (MissingInShare(account, bytes) > 0) {
     // Others of the share may give something back, or what ended ones have left may settle: it may wait for that.
     return SegmentRefused(OomCause::kCapacity, IsClaim(account.share)
                                                    ? "the claim's limit would be exceeded by its sessions together"
@@ -54,8 +54,9 @@ uint64_t Ledger::MostEver(const AccountState& account) const {
   const ShareStats share = GetShare(account.share);
   const uint64_t of_others = share.promised_bytes - account.guarantee_bytes;  // in the share
   // Memory of the account itself comes back only from its client, who is asking for more.
-  const uint64_t by_share = std::max(account.unused_guarantee_bytes(),
-                                     SaturatingSub(account.share_limit_bytes, of_others + account.reserved_bytes));
+  const uint64_t in_share = SaturatingSub(account.share_limit_bytes, account.reserved_bytes);
+  const uint64_t by_share =
+      std::max(std::min(account.unused_guarantee_bytes(), in_share), SaturatingSub(in_share, of_others));
   const uint64_t outside = guaranteed_bytes_ - share.guaranteed_bytes();
   return std::min(by_share, SaturatingSub(capacity_bytes_, outside + of_others + account.reserved_bytes));
 }
@@ -65,7 +66,7 @@ uint64_t Ledger::MissingBytes(const AccountState& account, uint64_t bytes) const
 }
 
 uint64_t Ledger::MissingInShare(const AccountState& account, uint64_t bytes) const {
-  return SaturatingSub(UseOf(account, bytes), ShareRoom(account));
+  return std::max(SaturatingSub(UseOf(account, bytes), ShareRoom(account)), SaturatingSub(bytes, ChargeRoom(account)));
 }
 
 uint64_t Ledger::MissingForGuarantee(const AccountState& account, uint64_t bytes) const {
@@ -82,13 +83,12 @@ uint64_t Ledger::MissingForGuarantee(ClaimId claim, uint64_t bytes) const {
 
 uint64_t Ledger::AvailableBytes(const AccountState& account) const {
   const uint64_t free = free_bytes() + GetShare(account.share).unused_guarantee_bytes();
-  return std::min(SaturatingSub(account.limit_bytes, account.reserved_bytes),
-                  account.unused_guarantee_bytes() + std::min(free, ShareRoom(account)));
+  return std::min({SaturatingSub(account.limit_bytes, account.reserved_bytes), RoomInShare(account),
+                   account.unused_guarantee_bytes() + free});
 }
 
 uint64_t Ledger::LimitRoom(const AccountState& account) const {
-  return std::min(SaturatingSub(account.limit_bytes, account.reserved_bytes),
-                  SaturatingAdd(ShareRoom(account), account.unused_guarantee_bytes()));
+  return std::min(SaturatingSub(account.limit_bytes, account.reserved_bytes), RoomInShare(account));
 }
 
 // ---- Charging ----
@@ -252,6 +252,15 @@ ShareStats Ledger::GetShare(const ShareId& share) const {
 uint64_t Ledger::ShareRoom(const AccountState& account) const {
   if (account.share_limit_bytes == AccountState::kNoBound) return AccountState::kNoBound;
   return SaturatingSub(account.share_limit_bytes, GetShare(account.share).used_bytes);
+}
+
+uint64_t Ledger::ChargeRoom(const AccountState& account) const {
+  if (account.share_limit_bytes == AccountState::kNoBound) return AccountState::kNoBound;
+  return SaturatingSub(account.share_limit_bytes, GetShare(account.share).charged_bytes);
+}
+
+uint64_t Ledger::RoomInShare(const AccountState& account) const {
+  return std::min(SaturatingAdd(ShareRoom(account), account.unused_guarantee_bytes()), ChargeRoom(account));
 }
 
 void Ledger::Change(const ShareId& share, absl::FunctionRef<void(ShareStats&)> change) {

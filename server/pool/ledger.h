@@ -51,10 +51,12 @@ struct AccountState {
 // (1) A share uses what its accounts have committed, and what is charged to it and to none of them.
 // (2) committed_bytes() is the sum of the shares' committed bytes and of the bytes that are charged to no share. It
 //     exceeds the capacity only when processes held more at the start, or when others took device memory that was
-//     guaranteed (DriverMemory). Otherwise growth within a guarantee is always possible. No guarantee is given beyond
-//     the capacity.
+//     guaranteed (DriverMemory). Otherwise the device always has what growth within a guarantee takes. No guarantee is
+//     given beyond the capacity.
 // (3) charged_bytes() is the sum of the accounts' reserved bytes and of those that are charged to no account. A share's
 //     charged bytes are the same sum for its accounts, and for what is charged to it alone.
+// (4) Growth never takes what is charged to a share beyond its limit, not even growth within a guarantee: a limit that
+//     was lowered below the guarantees of its accounts leaves them only what it allows, first come, first served.
 // Not thread-safe.
 class Ledger {
  public:
@@ -89,7 +91,8 @@ class Ledger {
   uint64_t MissingBytes(const AccountState& account, uint64_t bytes) const;
   // The same for a guarantee of `bytes`.
   uint64_t MissingForGuarantee(const AccountState& account, uint64_t bytes) const;
-  // Bytes that others of its share would have to give up before the share's limit lets the account grow by `bytes`.
+  // Bytes that others of its share would have to give up before the share's limit lets the account grow by `bytes`; 0:
+  // it does.
   uint64_t MissingInShare(const AccountState& account, uint64_t bytes) const;
   // What the account could still grow by.
   uint64_t AvailableBytes(const AccountState& account) const;
@@ -133,6 +136,10 @@ class Ledger {
  private:
   // What the account's share may still use.
   uint64_t ShareRoom(const AccountState& account) const;
+  // What may still be charged to it: no less, since what it uses has room for the guarantees of its accounts.
+  uint64_t ChargeRoom(const AccountState& account) const;
+  // What the share's limit still allows the account.
+  uint64_t RoomInShare(const AccountState& account) const;
   // What growth by `bytes` adds to what its share uses.
   static uint64_t UseOf(const AccountState& account, uint64_t bytes) {
     return std::max(account.reserved_bytes + bytes, account.guarantee_bytes) - account.committed_bytes();

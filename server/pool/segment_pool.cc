@@ -100,6 +100,11 @@ void SegmentPool::SetClaimLimit(ClaimId claim, uint64_t limit_bytes) {
   CapacityFreed();
 }
 
+absl::Status SegmentPool::BoundClaimGuarantees(ClaimId claim, uint64_t bytes) {
+  MutexLock lock(mu_);
+  return accounts_.BoundClaimGuarantees(claim, bytes);
+}
+
 absl::Status SegmentPool::SetClaimGuarantee(ClaimId claim, uint64_t guarantee_bytes) {
   {
     MutexLock lock(mu_);

@@ -158,6 +158,8 @@ class SegmentPool {
   // The claim has this limit from now on, and a share of its own, which outlives its accounts: what they leave in
   // quarantine stays charged to it.
   void SetClaimLimit(ClaimId claim, uint64_t limit_bytes);
+  // Errors of Accounts::BoundClaimGuarantees().
+  absl::Status BoundClaimGuarantees(ClaimId claim, uint64_t bytes);
   // SegmentRefused() as Ledger::SetGuarantee(claim).
   absl::Status SetClaimGuarantee(ClaimId claim, uint64_t guarantee_bytes);
   // What others would have to give up before the claim may have this guarantee.

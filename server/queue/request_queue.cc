@@ -346,13 +346,14 @@ void RequestQueue::Reconsider(SessionId session) {
 }
 
 uint64_t RequestQueue::FreeFor(const Group& group) const {
-  uint64_t bytes = changes_.free_bytes - (group.is_held_back ? changes_.held_back_bytes : 0);
-  if (group.share.has_value()) {
-    const auto& [id, limit] = *group.share;
-    const ShareStats share = pool_.GetShare(id);
-    bytes = std::min(bytes + share.unused_guarantee_bytes(), SaturatingSub(limit, share.used_bytes));
-  }
-  return bytes + (group.session.has_value() ? of_session_.at(*group.session).unused_guarantee_bytes : 0);
+  const uint64_t free = changes_.free_bytes - (group.is_held_back ? changes_.held_back_bytes : 0);
+  const uint64_t own = group.session.has_value() ? of_session_.at(*group.session).unused_guarantee_bytes : 0;
+  if (!group.share.has_value()) return free + own;
+  const auto& [id, limit] = *group.share;
+  const ShareStats share = pool_.GetShare(id);
+  const uint64_t in_share =
+      std::min(free + share.unused_guarantee_bytes(), SaturatingSub(limit, share.used_bytes)) + own;
+  return std::min(in_share, SaturatingSub(limit, share.charged_bytes));
 }
 
 std::optional<Place> RequestQueue::FirstThatFits() const {

@@ -148,7 +148,12 @@ OomReport Refusals::Report(const Session& session, int device, const PoolLook& l
     report.claim = session.terms().claim;
     report.is_in_by_socket = session.caller().claim.has_value();
     report.share_limit_bytes = account.share_limit_bytes;
-    report.share_used_bytes = look.share.used_bytes;
+    // What its share's limit forbids of its guarantee nobody has.
+    const uint64_t cut = SaturatingSub(account.unused_guarantee_bytes(),
+                                       SaturatingSub(account.share_limit_bytes, look.share.charged_bytes));
+    report.guarantee_bytes -= cut;
+    report.share_used_bytes =
+        std::min(look.share.used_bytes, std::max(account.share_limit_bytes, look.share.charged_bytes));
   }
   return report;
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -23,7 +24,9 @@
 namespace vrambroker {
 namespace {
 
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 class RuleClaimsTest : public ClaimsTest {
@@ -37,6 +40,17 @@ class RuleClaimsTest : public ClaimsTest {
     rule.claim_limit = limit;
     rule.claim_guarantee = guarantee;
     return PolicyOf({.rules = {rule}});
+  }
+
+  // What is logged meanwhile.
+  static std::string LogOf(const std::function<void()>& run) {
+    std::ostringstream log;
+    const std::shared_ptr<spdlog::logger> before = spdlog::default_logger();
+    spdlog::set_default_logger(
+        std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
+    run();
+    spdlog::set_default_logger(before);
+    return log.str();
   }
 
   // From now on that rule places new sessions.
@@ -115,6 +129,34 @@ TEST_F(RuleClaimsTest, AClientOfARulesClaimComesBackThoughItsGuaranteeIsNotFreeY
   }));
 }
 
+// The configuration cannot be refused for it. What its sessions are guaranteed then is what the limit leaves.
+TEST_F(RuleClaimsTest, ALimitThatAReloadLowersBelowGuaranteesHolds) {
+  StartWith(Limit(60_MiB), Limit(uint64_t{0}));
+  const SessionPtr first = OpenLeasing("team-1");
+  const SessionPtr second = OpenLeasing("team-2");
+  for (const SessionPtr& session : {first, second}) {
+    ASSERT_TRUE(pools_[0]->SetGuarantee(session->id(), 20_MiB).ok());
+  }
+  ASSERT_TRUE(LeaseSegments(first, {12_MiB}).ok());
+  const std::string log = LogOf([&] {
+    broker_->SetPolicy(RuleOf(Limit(30_MiB), Limit(uint64_t{0})));
+    EXPECT_TRUE(testing_support::WaitFor([&] { return View("team").limit_bytes == 30_MiB; }));
+    WaitForChanges();
+  });
+  EXPECT_THAT(log, HasSubstr("the claim's limit is below the guarantees of its sessions, which get no more than it "
+                             "allows claim=team device=0 limit=31457280 guarantees=41943040"));
+  EXPECT_THAT(log, Not(HasSubstr("device=1 limit")));
+  ASSERT_TRUE(LeaseSegments(second, {18_MiB}).ok());
+  const absl::Status refused = LeaseSegments(first, {2_MiB}).status();
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("the sessions of claim team already have 30.00 MiB of its limit of 30.00 MiB"));
+  EXPECT_EQ(View("team").limit_bytes, 30_MiB);
+  broker_->SetPolicy(RuleOf(Limit(60_MiB), Limit(uint64_t{0})));
+  EXPECT_TRUE(testing_support::WaitFor([&] { return View("team").limit_bytes == 60_MiB; }));
+  WaitForChanges();
+  EXPECT_TRUE(LeaseSegments(first, {8_MiB}).ok());
+}
+
 // What was refused a moment ago does not keep a reload waiting.
 TEST_F(RuleClaimsTest, AReloadLowersAGuaranteeThatCouldNotBeGiven) {
   const SessionPtr other = LeaveNoRoomForAGuarantee();
@@ -128,20 +170,17 @@ TEST_F(RuleClaimsTest, AReloadLowersAGuaranteeThatCouldNotBeGiven) {
 // A guarantee that cannot be given is tried again and again; the log says so once.
 TEST_F(RuleClaimsTest, AGuaranteeThatIsTriedAgainIsLoggedOnce) {
   const SessionPtr other = LeaveNoRoomForAGuarantee();
-  std::ostringstream log;
-  const std::shared_ptr<spdlog::logger> before = spdlog::default_logger();
-  spdlog::set_default_logger(
-      std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
-  broker_->SetPolicy(RuleOf(Limit(60_MiB), Limit(40_MiB)));
-  // It is tried once a second.
-  for (const absl::Time end = absl::Now() + absl::Seconds(4); absl::Now() < end;
-       absl::SleepFor(absl::Milliseconds(50))) {
-    broker_->claims().Tick();
-    WaitForChanges();
-  }
-  spdlog::set_default_logger(before);
-  const std::vector<std::string> parts = absl::StrSplit(log.str(), "keeps its old guarantee, for now");
-  EXPECT_THAT(parts, SizeIs(2)) << log.str();
+  const std::string log = LogOf([&] {
+    broker_->SetPolicy(RuleOf(Limit(60_MiB), Limit(40_MiB)));
+    // It is tried once a second.
+    for (const absl::Time end = absl::Now() + absl::Seconds(4); absl::Now() < end;
+         absl::SleepFor(absl::Milliseconds(50))) {
+      broker_->claims().Tick();
+      WaitForChanges();
+    }
+  });
+  const std::vector<std::string> parts = absl::StrSplit(log, "keeps its old guarantee, for now");
+  EXPECT_THAT(parts, SizeIs(2)) << log;
   broker_->Close(other, "test");
   EXPECT_TRUE(testing_support::WaitFor([&] {
     broker_->claims().Tick();

@@ -310,6 +310,38 @@ TEST_F(ClaimsTest, ALimitBelowTheGuaranteesOfItsSessionsIsRefused) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("below the guarantees of the claim's sessions, 30.00 MiB"));
 }
 
+// Nor can one of them be guaranteed more while the change is made, which may wait for others.
+TEST_F(ClaimsTest, NoSessionIsGuaranteedMoreThanTheLimitThatIsBeingSet) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB});
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
+  const auto guarantee = [&](const SessionPtr& of, uint64_t bytes) {
+    return pools_[0]->SetGuarantee(of->id(), bytes).ok() && pools_[1]->SetGuarantee(of->id(), bytes).ok();
+  };
+  const auto tries = [&] {
+    EXPECT_FALSE(guarantee(session, 30_MiB));
+    EXPECT_FALSE(guarantee(OpenLeasing("b", std::nullopt, In(team, 2)), 30_MiB)) << "one that is opened meanwhile";
+    EXPECT_TRUE(guarantee(session, 10_MiB));
+    EXPECT_TRUE(LeaseSegments(session, {24_MiB}).ok()) << "the old limit holds";
+  };
+  on_save_ = tries;
+  save_error_ = absl::ResourceExhaustedError("disk full");
+  EXPECT_FALSE(Update("team", {.limit = Limit(20_MiB)}).ok());
+  EXPECT_TRUE(guarantee(session, 30_MiB)) << "nothing has changed";
+  EXPECT_TRUE(guarantee(session, 0));
+  save_error_ = absl::OkStatus();
+  on_save_ = [&] { EXPECT_FALSE(guarantee(session, 30_MiB)); };
+  EXPECT_TRUE(Update("team", {.limit = Limit(20_MiB)}).ok());
+  EXPECT_TRUE(guarantee(session, 20_MiB));
+  // On all devices or on none.
+  EXPECT_TRUE(pools_[0]->SetGuarantee(session->id(), 0).ok());
+  EXPECT_FALSE(Update("team", {.limit = Limit(10_MiB)}).ok());
+  EXPECT_TRUE(guarantee(session, 20_MiB));
+  // What is more is given with the limit, not before.
+  on_save_ = [&] { EXPECT_FALSE(guarantee(session, 30_MiB)); };
+  EXPECT_TRUE(Update("team", {.limit = Limit(30_MiB)}).ok());
+  EXPECT_TRUE(guarantee(session, 30_MiB));
+}
+
 // The next claim of its name is somebody else's.
 TEST_F(ClaimsTest, NobodyGetsTheOldBytesOfAnEarlierClaimOfTheSameName) {
   const absl::StatusOr<Claim> first = Create("team", {});

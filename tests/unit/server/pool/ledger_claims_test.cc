@@ -59,7 +59,7 @@ TEST_F(ClaimLedgerTest, WhatASessionHasItselfIsNotWaitedFor) {
   EXPECT_EQ(ledger_.MostEver(second_), 40u);
   first_.share_limit_bytes = second_.share_limit_bytes = 12;  // cut meanwhile
   EXPECT_EQ(ledger_.MostEver(first_), 0u);
-  EXPECT_EQ(ledger_.MostEver(second_), 5u) << "what it is guaranteed";
+  EXPECT_EQ(ledger_.MostEver(second_), 2u) << "what the limit leaves of its guarantee";
 }
 
 TEST_F(ClaimLedgerTest, AClaimsGuaranteeIsKeptForAnyOfItsSessions) {
@@ -155,12 +155,32 @@ TEST_F(ClaimLedgerTest, ALowerLimitTakesNothingAway) {
   EXPECT_EQ(ledger_.AvailableBytes(second_), 5u);
 }
 
-// Model: the sums by hand, over random steps of sessions in two claims and outside.
+// A reload may lower the limit so far: what the sessions are guaranteed then takes nothing from the limit.
+TEST_F(ClaimLedgerTest, ALimitBelowTheGuaranteesOfItsSessionsHolds) {
+  for (AccountState* account : {&first_, &second_}) ASSERT_TRUE(ledger_.SetGuarantee(*account, 25).ok());
+  for (AccountState* account : {&first_, &second_}) account->share_limit_bytes = account->share_guarantee_bytes = 30;
+  ASSERT_TRUE(ledger_.CheckGrowth(first_, 25).ok()) << "who comes first has all of its guarantee";
+  ledger_.Charge(first_, 25);
+  EXPECT_TRUE(ledger_.CheckGrowth(second_, 5).ok());
+  EXPECT_EQ(Refusal(second_, 6), OomCause::kCapacity) << "it may wait for its sibling";
+  EXPECT_EQ(ledger_.AvailableBytes(second_), 5u);
+  EXPECT_EQ(ledger_.LimitRoom(second_), 5u);
+  EXPECT_EQ(ledger_.MissingInShare(second_, 8), 3u);
+  EXPECT_EQ(ledger_.MostEver(second_), 25u);
+  EXPECT_EQ(ledger_.MostEver(first_), 0u);
+  for (AccountState* account : {&first_, &second_}) account->share_limit_bytes = 20;
+  EXPECT_EQ(ledger_.MostEver(second_), 20u) << "not all that it is guaranteed";
+  EXPECT_TRUE(ledger_.SetGuarantee(second_, 20).ok()) << "less is always possible";
+  for (AccountState* account : {&first_, &second_}) account->share_limit_bytes = account->share_guarantee_bytes = 50;
+  EXPECT_TRUE(ledger_.CheckGrowth(second_, 20).ok()) << "raised again";
+}
+
+// Model: the sums by hand, over random steps of sessions in two claims and outside, whose limits change.
 TEST(ClaimLedgerModelTest, RandomStepsKeepSessionWithinClaimWithinDevice) {
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     std::mt19937_64 random(seed);
     Ledger ledger(1000);
-    const std::vector<uint64_t> limits = {500, 700};
+    std::vector<uint64_t> limits = {500, 700};
     std::vector<AccountState> accounts;
     for (int i = 0; i < 3; ++i) accounts.push_back(In(kFirstClaim, limits[0]));
     for (int i = 0; i < 3; ++i) accounts.push_back(In(kSecondClaim, limits[1]));
@@ -173,23 +193,31 @@ TEST(ClaimLedgerModelTest, RandomStepsKeepSessionWithinClaimWithinDevice) {
       for (size_t i = 0; i < accounts.size(); ++i) sum += claim_of(i) == claim ? accounts[i].committed_bytes() : 0;
       return sum;
     };
+    const auto charged = [&](int claim) {
+      uint64_t sum = claim < 2 ? left[claim] : 0;
+      for (size_t i = 0; i < accounts.size(); ++i) sum += claim_of(i) == claim ? accounts[i].reserved_bytes : 0;
+      return sum;
+    };
     for (int step = 0; step < 400; ++step) {
       const size_t i = random() % accounts.size();
       AccountState& account = accounts[i];
       const int claim = claim_of(i);
       const uint64_t bytes = random() % 300;
-      switch (random() % 6) {
-        case 0:
+      switch (random() % 7) {
+        case 0: {
+          const uint64_t limit = claim < 2 ? limits[claim] : 1000;
           if (ledger.CheckGrowth(account, bytes).ok()) {
             ASSERT_LE(ledger.GrowthOf(account, bytes), ledger.free_bytes());
             ledger.Charge(account, bytes);
-            if (claim < 2) {
-              ASSERT_LE(used(claim), limits[claim]) << "seed " << seed << " step " << step;
-            }
-          } else if (claim < 2 && used(claim) + bytes <= guarantees[claim]) {
-            FAIL() << "seed " << seed << ": a claim's guarantee was not kept";
+            ASSERT_TRUE(bytes == 0 || charged(claim) <= limit) << "seed " << seed << " step " << step;
+          } else if (charged(claim) + bytes <= limit) {
+            ASSERT_GT(account.reserved_bytes + bytes, account.guarantee_bytes)
+                << "seed " << seed << ": a session's guarantee was not kept";
+            ASSERT_TRUE(claim == 2 || used(claim) + bytes > std::min(guarantees[claim], limit))
+                << "seed " << seed << ": a claim's guarantee was not kept";
           }
           break;
+        }
         case 1:
           ledger.Uncharge(account, std::min(bytes, account.reserved_bytes));
           break;
@@ -209,13 +237,30 @@ TEST(ClaimLedgerModelTest, RandomStepsKeepSessionWithinClaimWithinDevice) {
             account.limit_bytes = 1000;
           }
           break;
-        case 5:
+        case 5: {  // lowered, perhaps below what its sessions have and are guaranteed, or raised
+          const size_t of = random() % 2;
+          limits[of] = random() % 700;
+          for (size_t j = 0; j < accounts.size(); ++j) {
+            if (claim_of(j) != static_cast<int>(of)) continue;
+            accounts[j].share_limit_bytes = accounts[j].share_guarantee_bytes = limits[of];
+          }
+          break;
+        }
+        case 6:
           for (int of = 0; of < 2; ++of) {
             const uint64_t settled = std::min(left[of], bytes);
             ledger.UnchargeUnowned(settled, of == 0 ? kFirstClaim : kSecondClaim);
             left[of] -= settled;
           }
           break;
+      }
+      for (const AccountState& each : accounts) {
+        const uint64_t most = ledger.AvailableBytes(each);
+        ASSERT_TRUE(most == 0 || ledger.CheckGrowth(each, most).ok()) << "seed " << seed << " step " << step;
+        ASSERT_FALSE(ledger.CheckGrowth(each, most + 1).ok()) << "seed " << seed << " step " << step;
+        ASSERT_LE(most, ledger.MostEver(each)) << "seed " << seed << " step " << step;
+        ASSERT_LE(most, ledger.LimitRoom(each)) << "seed " << seed << " step " << step;
+        ASSERT_EQ(ledger.MissingInShare(each, most), 0u) << "seed " << seed << " step " << step;
       }
       const uint64_t committed = std::max(used(0), guarantees[0]) + std::max(used(1), guarantees[1]) + used(2);
       ASSERT_EQ(ledger.committed_bytes(), committed) << "seed " << seed << " step " << step;

@@ -30,6 +30,7 @@ using std::chrono::milliseconds;
 constexpr uint64_t kDeviceBytes = 64_MiB;
 constexpr milliseconds kReclaimTimeout(2000);
 constexpr uint64_t kUserLimit = 24_MiB;  // of users 1 and 2
+constexpr ClaimId kClaim{1};             // whose limit changes
 
 class RandomQueue {
  public:
@@ -43,6 +44,7 @@ class RandomQueue {
                 .ask = [this](const ReclaimVictim&,
                               std::function<void()> answered) { answers_.push_back(std::move(answered)); }}) {
     pool_.SetOnCapacityFreed([this] { queue_.OnCapacityFreed(); });
+    pool_.SetClaimLimit(kClaim, kDeviceBytes);
   }
   ~RandomQueue() { pool_.SetOnCapacityFreed(nullptr); }
 
@@ -87,6 +89,7 @@ class RandomQueue {
     const auto uid = static_cast<uid_t>(Random(4));
     pool_.OpenAccount(session, {.pid = 1,
                                 .uid = uid,
+                                .claim = uid == 3 ? std::optional(kClaim) : std::nullopt,
                                 .tenant = "d",
                                 .limit_bytes = 2_MiB * (4 + Random(29)),
                                 .priority = static_cast<int>(Random(3)) - 1,
@@ -120,7 +123,7 @@ class RandomQueue {
                       .guarantee = guarantee,
                       .until = now_ + std::max(wait, kReclaimTimeout) + milliseconds(1)};
     queue_.Add({.session = session,
-                .user = std::get<uid_t>(pool_.GetAccount(session)->share),
+                .user = static_cast<uid_t>(Raw(session)),
                 .bytes = bytes,
                 .guarantee = guarantee,
                 .deadline = now_ + wait,
@@ -166,6 +169,8 @@ class RandomQueue {
     if (dice < 65) return GiveBack(session);
     if (dice < 69) {
       (void)pool_.SetGuarantee(session, 2_MiB * Random(6));
+    } else if (dice < 70) {
+      pool_.SetClaimLimit(kClaim, 2_MiB * Random(33));
     } else if (dice < 73) {
       (void)pool_.SetLimit(session, 2_MiB * Random(33));
     } else if (dice < 76) {
