@@ -250,7 +250,8 @@ bool Claims::RemoveIfEmpty(const Claim& claim) {
   }
   for (SegmentPool* pool : pools_) pool->CloseClaim(claim.id);
   options_.hooks.forget_members(claim.name);  // before there can be another one of its name
-  options_.removed(claim, claim.rule.empty() && claim.terms.tenant.empty() ? TermsOf(claim).tenant : "");
+  const SessionTerms terms = TermsOf(claim);
+  options_.removed(claim, claim.rule.empty() && terms.has_claims_tenant ? terms.tenant : "");
   return true;
 }
 

@@ -233,6 +233,8 @@ class Claims {
   // Of users without the right ADMIN: within what the policy gives them. What the terms leave out is the rule's.
   static absl::Status CheckMayHaveOwn(const SessionTerms& rule, uid_t uid);
   absl::Status BoundOwn(const ClaimAsker& asker, ClaimTerms& terms) const;
+  // The terms of a session in such a claim: no more than `by_policy`, which may have changed since the claim was made.
+  static void BoundSession(const SessionTerms& by_policy, SessionTerms& terms);
   static absl::Status CheckOwnName(const std::string& name, uid_t uid);
   absl::Status CheckOwnNumber(const ClaimAsker& asker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status TooManyOwn() const;

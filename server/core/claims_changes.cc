@@ -378,6 +378,7 @@ absl::StatusOr<Claim> Claims::UpdateNow(const std::string& name, const ClaimChan
   }
   if (change.max_wait.has_value()) terms.max_wait = change.max_wait;
   if (change.labels.has_value()) terms.labels = *change.labels;
+  if (asker.rule.has_value()) terms.tenant = asker.rule->tenant;  // whatever it was when the claim was made
   if (absl::Status status = BoundOwn(asker, terms); !status.ok()) return status;
   if (absl::Status status = CheckTerms(terms); !status.ok()) return status;
   if (change.guarantee.has_value()) {
@@ -412,8 +413,11 @@ void Claims::Apply(const Claim& claim, const ClaimTerms& before) {
   LowerGuarantee(claim.id, claim.terms);
   SetLimit(claim);
   for (const SessionPtr& session : SessionsOf(claim.id)) {
-    if (claim.terms.priority != before.priority) (void)limits_.SetPriority(session, claim.terms.priority);
-    if (claim.terms.max_wait.has_value()) session->SetMaxWait(*claim.terms.max_wait);
+    const SessionTerms& bounds = session->terms();
+    if (claim.terms.priority != before.priority) {
+      (void)limits_.SetPriority(session, std::min(claim.terms.priority, bounds.most_priority));
+    }
+    if (claim.terms.max_wait.has_value()) session->SetMaxWait(std::min(*claim.terms.max_wait, bounds.most_wait));
     limits_.TellLimit(session);
   }
   ReclaimExcess(claim);

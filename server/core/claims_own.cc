@@ -83,6 +83,17 @@ absl::Status Claims::BoundOwn(const ClaimAsker& asker, ClaimTerms& terms) const 
   return absl::OkStatus();
 }
 
+void Claims::BoundSession(const SessionTerms& by_policy, SessionTerms& terms) {
+  terms.limit = by_policy.limit;  // the claim's bounds all of them together
+  terms.most_priority = by_policy.priority;
+  terms.priority = std::min(terms.priority, by_policy.priority);
+  terms.most_wait = by_policy.max_wait;
+  terms.max_wait = std::min(terms.max_wait, by_policy.max_wait);
+  // Memory of a team that the user has left stays that team's, though the claim was made when the user was in it.
+  terms.tenant = by_policy.tenant;
+  terms.has_claims_tenant = false;
+}
+
 absl::Status Claims::CheckOwnName(const std::string& name, uid_t uid) {
   const std::string start = absl::StrCat("u", uid, ".");
   if (absl::StartsWith(name, start) && name.size() > start.size()) return absl::OkStatus();

@@ -25,14 +25,17 @@ bool HasWhatItsRuleSays(const Claim& claim) {
 // ---- By its sockets ----
 
 SessionTerms Claims::TermsOf(const Claim& claim) const {
+  // The policy that gave a user's own claim its tenant may say something else by now. It is asked for the user's
+  // sessions; those of others, as root, whom it does not bound, share what the claim's sessions leave, and no more.
+  const bool has_its_own = claim.terms.tenant.empty() || claim.is_own;
   return {.rule = "",
           .limit = 1.0,  // the claim's bounds it
           .priority = claim.terms.priority,
-          .tenant = claim.terms.tenant.empty() ? absl::StrCat("claim:", claim.name) : claim.terms.tenant,
+          .tenant = has_its_own ? absl::StrCat("claim:", claim.name) : claim.terms.tenant,
           .rights = {.client = true, .observer = false, .admin = false},
           .max_wait = claim.terms.max_wait.has_value() ? *claim.terms.max_wait : options_.max_wait(),
           .claim = claim.name,
-          .has_claims_tenant = claim.terms.tenant.empty(),
+          .has_claims_tenant = has_its_own,
           .claim_id = claim.id,
           .claim_limit = claim.terms.limit,
           .claim_guarantee = claim.terms.guarantee};
@@ -94,7 +97,7 @@ absl::StatusOr<SessionTerms> Claims::Enter(const Caller& caller, const ProcessId
     *claim = it->second;
   }
   SessionTerms terms = TermsOf(*claim);
-  if (is_bounded) terms.limit = by_policy.limit;  // the claim's bounds all of them together
+  if (is_bounded) BoundSession(by_policy, terms);
   return terms;
 }
 
@@ -218,8 +221,11 @@ void Claims::UpdateByPolicy(const Policy& policy) {
 }
 
 void Claims::Published(const SessionPtr& session, const Policy& policy) {
-  const std::optional<ClaimId> id = session->terms().claim_id;
-  for (int priority = session->terms().priority; id.has_value();) {
+  const SessionTerms& terms = session->terms();
+  const std::optional<ClaimId> id = terms.claim_id;
+  // It is looked at until nothing has changed meanwhile.
+  std::pair<int, std::chrono::milliseconds> has(terms.priority, terms.max_wait);
+  while (id.has_value()) {
     Claim claim;
     {
       MutexLock lock(mu_);
@@ -228,13 +234,15 @@ void Claims::Published(const SessionPtr& session, const Policy& policy) {
       claim = claims_.at(name->second);
     }
     if (!session->caller().claim.has_value()) {
-      UpdateByPolicy(claim, session->terms().rule, policy);
+      UpdateByPolicy(claim, terms.rule, policy);
       break;
     }
-    if (claim.terms.max_wait.has_value()) session->SetMaxWait(*claim.terms.max_wait);
-    if (claim.terms.priority == priority) break;
-    priority = claim.terms.priority;  // it may change once more meanwhile
-    (void)limits_.SetPriority(session, priority);
+    const int priority = std::min(claim.terms.priority, terms.most_priority);
+    const auto wait = std::min(claim.terms.max_wait.value_or(has.second), terms.most_wait);
+    const auto had = std::exchange(has, {priority, wait});
+    if (had == has) break;
+    if (had.second != wait) session->SetMaxWait(wait);
+    if (had.first != priority) (void)limits_.SetPriority(session, priority);
   }
   limits_.UpdateLimit(session);
 }

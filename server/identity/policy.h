@@ -45,6 +45,8 @@ inline constexpr Rights kEveryRight = {.client = true, .observer = true, .admin 
 // The longest that a request may ever wait.
 inline constexpr std::chrono::milliseconds kMaxWait = std::chrono::hours(1);
 
+inline constexpr int kMaxPriority = 1000;
+
 // What a session gets by the policy.
 struct SessionTerms {
   std::string rule;               // its label; empty: no rule matched
@@ -65,6 +67,9 @@ struct SessionTerms {
   std::optional<ClaimId> claim_id;  // once it is in the claim
   Limit claim_limit = 1.0;          // of a claim that the policy makes: see PolicyRule
   Limit claim_guarantee = uint64_t{0};
+  // What its claim may raise these to, later: a claim of a user's own gives no more than the policy.
+  int most_priority = kMaxPriority;
+  std::chrono::milliseconds most_wait = kMaxWait;
 };
 
 // Whom the policy is asked about.

@@ -24,8 +24,6 @@
 
 namespace vrambroker {
 
-inline constexpr int kMaxPriority = 1000;
-
 // Settings that operators have made; absent: not made.
 struct SessionSettings {
   std::optional<Limit> limit;

@@ -276,6 +276,50 @@ TEST_F(OwnClaimsTest, ASessionInItGetsNoMoreThanThePolicyGivesItNow) {
   EXPECT_TRUE(TryOpen("c", std::nullopt, In(Create("team", {}), 3)).ok());
 }
 
+// The user has left the team that the claim was made in.
+TEST_F(OwnClaimsTest, ASessionInItHasNeitherTheTenantNorThePriorityOfARuleThatAppliesNoMore) {
+  using std::chrono::seconds;
+  SetRule({.priority = 4, .tenant = "lab", .max_wait = seconds(9)});
+  const absl::StatusOr<Claim> claim = CreateOwn("u1000.a", {.limit = 40_MiB});
+  ASSERT_TRUE(claim.ok()) << claim.status();
+  const SessionPtr before = OpenLeasing("a", std::nullopt, In(claim));
+  const SessionPtr root_before = OpenLeasing("r", std::nullopt, In(claim, 2, 0));
+  const SessionPtr team = OpenLeasing("team", std::nullopt, Process(3, 7));
+  for (const SessionPtr& session : {before, root_before, team}) ASSERT_TRUE(LeaseSegments(session, {8_MiB}).ok());
+  EXPECT_EQ(before->terms().tenant, "lab");
+  EXPECT_EQ(broker_->operator_view().Describe(*before).devices[0].account.priority, 4);
+  // Also when the daemon has been started again since: the claim's terms are those of its file.
+  Claim saved = *broker_->claims().Find("u1000.a");
+  saved.name = "u1000.saved";
+  broker_->claims().Restore({saved});
+
+  SetRule({.priority = 1, .max_wait = seconds(2)});
+  broker_->Close(team, "test");  // what it wrote is cached for its tenant
+  broker_->Close(before, "test");
+  for (const char* name : {"u1000.a", "u1000.saved"}) {
+    const absl::StatusOr<Claim> its = broker_->claims().Find(name);
+    const SessionPtr after = OpenLeasing("b", std::nullopt, In(its, 4));
+    EXPECT_EQ(after->terms().tenant, "uid:1000") << name;
+    EXPECT_EQ(broker_->operator_view().Describe(*after).devices[0].account.priority, 1) << name;
+    EXPECT_EQ(after->max_wait(), seconds(2)) << name;
+    ASSERT_TRUE(LeaseSegments(after, {8_MiB}).ok());
+    // A change of the claim gives no more either.
+    ASSERT_TRUE(Update(name, {.priority = 6, .max_wait = seconds(30)}).ok());
+    EXPECT_EQ(broker_->operator_view().Describe(*after).devices[0].account.priority, 1) << name;
+    EXPECT_EQ(after->max_wait(), seconds(2)) << name;
+    // Root, as a container's processes are: no rule says whose memory these may get as it is.
+    const SessionPtr root = OpenLeasing("root", std::nullopt, In(its, 5, 0));
+    ASSERT_TRUE(LeaseSegments(root, {8_MiB}).ok());
+  }
+  EXPECT_EQ(pools_[0]->GetStats().handovers, 0u) << "nobody has read what others wrote";
+  broker_->Close(root_before, "test");
+  ASSERT_TRUE(LeaseSegments(OpenLeasing("root", std::nullopt, In(claim, 6, 0)), {8_MiB}).ok());
+  EXPECT_EQ(pools_[0]->GetStats().handovers, 1u) << "they share what they leave in the claim";
+  // Its user goes on changing it, and has the tenant of today.
+  ASSERT_TRUE(UpdateOwn("u1000.a", {.priority = 1, .max_wait = seconds(2)}).ok());
+  EXPECT_EQ(broker_->claims().Find("u1000.a")->terms.tenant, "uid:1000");
+}
+
 // Bounds on what a user has open cannot be multiplied by the number of its claims.
 TEST_F(OwnClaimsTest, ItsOwnersSessionsCountAsTheUsers) {
   const absl::StatusOr<Claim> own = CreateOwn("u1000.a");
