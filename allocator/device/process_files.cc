@@ -15,6 +15,7 @@
 #include <fstream>
 #include <limits>
 #include <memory>
+#include <sstream>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -65,16 +66,24 @@ std::optional<MountedFile> ReadDescriptorInfo(int directory, const char* path) {
   return file.second == 0 ? std::nullopt : std::optional(file);
 }
 
+std::string ReadProcessFile(pid_t pid, absl::string_view name) {
+  const std::ifstream file(absl::StrCat("/proc/", pid, "/", name));
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::vector<absl::string_view> StatFields(absl::string_view text) {
+  // PID (NAME) STATE ...: the name may have anything in it.
+  const size_t name_end = text.rfind(')');
+  if (name_end == absl::string_view::npos) return {};
+  return absl::StrSplit(text.substr(name_end + 1), absl::ByAnyChar(" \n"), absl::SkipEmpty());
+}
+
 uint64_t StartOf(pid_t pid) {
-  const File file(std::fopen(absl::StrCat("/proc/", pid, "/stat").c_str(), "re"));
-  std::array<char, 1024> text = {};
-  if (file == nullptr || std::fgets(text.data(), text.size(), file.get()) == nullptr) return 0;
-  // PID (NAME) STATE ...: the name may have anything in it. The start is field 22, by proc_pid_stat(5).
-  const absl::string_view line(text.data());
-  const size_t name_end = line.rfind(')');
-  if (name_end == absl::string_view::npos) return 0;
+  const std::string text = ReadProcessFile(pid, "stat");
+  const std::vector<absl::string_view> fields = StatFields(text);
   constexpr size_t kFieldsBefore = 22 - 3;
-  const std::vector<absl::string_view> fields = absl::StrSplit(line.substr(name_end + 1), ' ', absl::SkipEmpty());
   uint64_t start = 0;
   return fields.size() > kFieldsBefore && absl::SimpleAtoi(fields[kFieldsBefore], &start) ? start : 0;
 }

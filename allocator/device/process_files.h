@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -25,6 +26,13 @@ using MountedFile = std::pair<uint64_t, uint64_t>;
 // A descriptor's file, by the path of its fdinfo relative to `directory`. Nothing, and errno, when it cannot be read or
 // the kernel does not tell (before Linux 5.14).
 std::optional<MountedFile> ReadDescriptorInfo(int directory, const char* path);
+
+// All of a file of /proc/PID: a process names itself as it likes, with line breaks, too. Empty when it cannot be read.
+std::string ReadProcessFile(pid_t pid, absl::string_view name);
+
+// The fields of /proc/PID/stat behind the name: the first is number 3, the state, by proc_pid_stat(5). As many as there
+// are.
+std::vector<absl::string_view> StatFields(absl::string_view text);
 
 // When the process started, as ProcessId has it; 0 when it has ended, or /proc is hidden.
 uint64_t StartOf(pid_t pid);

@@ -7,7 +7,6 @@
 #include <array>
 #include <cstddef>
 #include <fstream>
-#include <sstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -16,16 +15,10 @@
 #include "absl/strings/strip.h"
 #include "allocator/base/names.h"
 #include "allocator/base/utf8.h"
+#include "allocator/device/process_files.h"
 
 namespace vrambroker {
 namespace {
-
-std::string ReadProc(pid_t pid, const char* file) {
-  std::ifstream stream(absl::StrCat("/proc/", pid, "/", file));
-  std::ostringstream text;
-  text << stream.rdbuf();
-  return text.str();
-}
 
 constexpr size_t kMostCommandBytes = 64;  // of each of its parts
 constexpr absl::string_view kNul("\0", 1);
@@ -56,7 +49,7 @@ bool HasEnded(const UniqueFd& pidfd) {
 }
 
 std::string CommandName(pid_t pid) {
-  std::string name(absl::StripSuffix(ReadProc(pid, "comm"), "\n"));
+  std::string name(absl::StripSuffix(ReadProcessFile(pid, "comm"), "\n"));
   std::replace_if(
       name.begin(), name.end(), [](char c) { return !IsNameCharacter(c); }, '_');
   return name.empty() ? "client" : name;
@@ -96,22 +89,18 @@ std::string ParseCommand(absl::string_view text) {
 }
 
 std::optional<std::string> CgroupOf(pid_t pid) {
-  return ParseCgroup(ReadProc(pid, "cgroup"));
+  return ParseCgroup(ReadProcessFile(pid, "cgroup"));
 }
 
 absl::StatusOr<ProcessUser> UserOf(pid_t pid) {
-  std::optional<ProcessUser> user = ParseProcessUser(ReadProc(pid, "status"));
+  std::optional<ProcessUser> user = ParseProcessUser(ReadProcessFile(pid, "status"));
   if (!user.has_value()) return absl::NotFoundError(absl::StrCat("pid: no process ", pid, " can be seen in /proc"));
   return *std::move(user);
 }
 
 std::optional<ProcessImage> ImageOf(pid_t pid) {
-  // PID (NAME) STATE ...: the name may have anything in it. By proc_pid_stat(5).
-  const std::string text = ReadProc(pid, "stat");
-  const size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos) return std::nullopt;
-  const std::vector<absl::string_view> fields =
-      absl::StrSplit(absl::string_view(text).substr(name_end + 1), absl::ByAnyChar(" \n"), absl::SkipEmpty());
+  const std::string text = ReadProcessFile(pid, "stat");
+  const std::vector<absl::string_view> fields = StatFields(text);
   const auto read = [&fields](size_t field, uint64_t& number) {
     return fields.size() > field - 3 && absl::SimpleAtoi(fields[field - 3], &number);
   };
@@ -125,7 +114,7 @@ std::optional<ProcessImage> ImageOf(pid_t pid) {
 }
 
 bool IsInInnerPidNamespace(pid_t pid) {
-  return ParseHasInnerPid(ReadProc(pid, "status"));
+  return ParseHasInnerPid(ReadProcessFile(pid, "status"));
 }
 
 bool ParseHasInnerPid(const std::string& text) {

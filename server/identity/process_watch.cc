@@ -9,14 +9,12 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <iterator>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "allocator/base/descriptor_reserve.h"
 #include "allocator/base/room_to_start.h"
 #include "allocator/device/process_files.h"
@@ -44,11 +42,7 @@ absl::Status Gone(pid_t pid) {
 }  // namespace
 
 std::optional<ProcessStat> ParseProcessStat(const std::string& text) {
-  // PID (NAME) STATE ...: the name may have anything in it. Fields 3, 20 and 22, by proc_pid_stat(5).
-  const size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos) return std::nullopt;
-  const std::vector<absl::string_view> fields =
-      absl::StrSplit(absl::string_view(text).substr(name_end + 1), absl::ByAnyChar(" \n"), absl::SkipEmpty());
+  const std::vector<absl::string_view> fields = StatFields(text);  // 3, 20 and 22 of them are read
   ProcessStat stat;
   if (fields.size() <= 19 || !absl::SimpleAtoi(fields[17], &stat.threads) ||
       !absl::SimpleAtoi(fields[19], &stat.started)) {
@@ -60,10 +54,7 @@ std::optional<ProcessStat> ParseProcessStat(const std::string& text) {
 
 bool HasEnded(const ProcessId& process) {
   if (kill(process.pid, 0) != 0 && errno == ESRCH) return true;
-  std::ifstream file(absl::StrCat("/proc/", process.pid, "/stat"));
-  std::string text;
-  std::getline(file, text);
-  const std::optional<ProcessStat> stat = ParseProcessStat(text);
+  const std::optional<ProcessStat> stat = ParseProcessStat(ReadProcessFile(process.pid, "stat"));
   if (!stat.has_value()) return false;
   if (stat->started != process.started) return true;  // its pid is another's
   // With threads left, only the main one has ended.

@@ -12,11 +12,11 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <optional>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "allocator/device/process_files.h"
 
 namespace vrambroker {
 namespace {
@@ -131,18 +131,11 @@ absl::Status WritePid(const UniqueFd& file, const std::string& path) {
   return absl::OkStatus();
 }
 
-std::string ProgramOf(const std::string& process) {
-  std::string name;
-  std::ifstream file(absl::StrCat("/proc/", process, "/comm"));
-  std::getline(file, name);
-  return name;
-}
-
 // Whether `owner` runs this program as `pid`.
 bool IsDaemonOf(uid_t owner, pid_t pid) {
   struct stat found = {};
   return pid != 0 && pid != getpid() && stat(absl::StrCat("/proc/", pid).c_str(), &found) == 0 &&
-         found.st_uid == owner && ProgramOf(absl::StrCat(pid)) == ProgramOf("self");
+         found.st_uid == owner && ReadProcessFile(pid, "comm") == ReadProcessFile(getpid(), "comm");
 }
 
 // FailedPrecondition if a daemon serves `dir` by a lock file that is not as ours are: of version 0.1, or of another

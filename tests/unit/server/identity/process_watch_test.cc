@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -55,6 +56,24 @@ TEST(ProcessStatTest, TheNameMayHaveAnythingInIt) {
 TEST(ProcessStatTest, OfThisProcess) {
   EXPECT_FALSE(HasEnded(ProcessId{.pid = getpid(), .started = StartOf(getpid())}));
   EXPECT_TRUE(HasEnded(ProcessId{.pid = getpid(), .started = 1})) << "another that had its pid";
+}
+
+// A process names itself as it likes.
+TEST(ProcessStatTest, OfAProcessWithLineBreaksInItsName) {
+  const std::string name = "a\n1) Z\n2";
+  const pid_t child = fork();
+  if (child == 0) {
+    prctl(PR_SET_NAME, name.c_str());
+    pause();
+    _exit(0);
+  }
+  EXPECT_TRUE(WaitFor([&] { return ReadProcessFile(child, "comm") == name + "\n"; }));
+  const uint64_t started = StartOf(child);
+  EXPECT_GE(started, StartOf(getpid()));
+  EXPECT_FALSE(HasEnded(ProcessId{.pid = child, .started = started}));
+  EXPECT_TRUE(HasEnded(ProcessId{.pid = child, .started = started + 1})) << "another that had its pid";
+  EXPECT_TRUE(ImageOf(child).has_value());
+  Kill(child);
 }
 
 TEST(ProcessStatTest, AZombieHasEnded) {
