@@ -21,33 +21,31 @@ absl::Status CheckLimit(absl::string_view field, const Limit& limit) {
   return absl::InvalidArgumentError(absl::StrCat(field, ".fraction: ", *fraction, " is not within [0, 1]"));
 }
 
-// A guarantee that is being given on one device after the other. Keeps itself alive.
+// A guarantee that is being given on one device after the other: first where it is more than before, which may be
+// refused. What is undone then is less again, and never refused. Keeps itself alive.
 class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> {
  public:
-  Guarantee(SessionLimits* owner, SessionPtr session, const Limit& guarantee, Done done)
-      : owner_(*owner), session_(std::move(session)), guarantee_(guarantee), done_(std::move(done)) {}
+  Guarantee(SessionLimits* owner, SessionPtr session, const Limit& guarantee, bool takes_less, Done done)
+      : owner_(*owner),
+        session_(std::move(session)),
+        guarantee_(guarantee),
+        takes_less_(takes_less),
+        done_(std::move(done)) {}
 
-  // On the next device.
-  void Continue() {
-    if (absl::Status status = session_->CheckNotEnded(); !status.ok()) {
-      // EndSession() takes all guarantees. It may have run before the last of these was given.
-      TakeAll();
-      return done_(status);
+  void Start() {
+    const size_t devices = owner_.pools_.size();
+    before_.clear();
+    order_.clear();
+    for (size_t device = 0; device < devices; ++device) {
+      before_.push_back(owner_.pools_[device]->GetAccount(session_->id()).value_or(AccountState()).guarantee_bytes);
     }
-    const size_t device = before_.size();
-    if (device == owner_.pools_.size()) {
-      LogClientEvent(spdlog::level::info, SessionLine("guarantee changed", session_->id(), session_->name())
-                                              .Add("guarantee", device == 0 ? 0 : BytesOn(0)));
-      return done_(absl::OkStatus());
+    for (const bool is_more : {true, false}) {
+      for (size_t device = 0; device < devices; ++device) {
+        if ((BytesOn(device) > before_[device]) == is_more) order_.push_back(device);
+      }
     }
-    SegmentPool& pool = *owner_.pools_[device];
-    const std::optional<AccountState> account = pool.GetAccount(session_->id());
-    before_.push_back(account.has_value() ? account->guarantee_bytes : 0);
-    const absl::Status status = pool.SetGuarantee(session_->id(), BytesOn(device));
-    if (SegmentRefusalCause(status) != OomCause::kCapacity) return Given(status);
-    owner_.waiting_.WaitForGuarantee(
-        session_, static_cast<int>(device), BytesOn(device),
-        [self = shared_from_this()](const absl::Status& granted) { self->Given(granted); });
+    tried_ = 0;
+    Continue();
   }
 
  private:
@@ -56,20 +54,51 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
     for (SegmentPool* pool : owner_.pools_) (void)pool->SetGuarantee(session_->id(), 0);
   }
 
+  // On the next device.
+  void Continue() {
+    if (absl::Status status = session_->CheckNotEnded(); !status.ok()) {
+      // EndSession() takes all guarantees. It may have run before the last of these was given.
+      TakeAll();
+      return done_(status);
+    }
+    if (tried_ == order_.size()) {
+      LogClientEvent(spdlog::level::info, SessionLine("guarantee changed", session_->id(), session_->name())
+                                              .Add("guarantee", order_.empty() ? 0 : BytesOn(0)));
+      return done_(absl::OkStatus());
+    }
+    const size_t device = order_[tried_++];
+    const absl::Status status = owner_.pools_[device]->SetGuarantee(session_->id(), BytesOn(device));
+    if (SegmentRefusalCause(status) != OomCause::kCapacity) return Given(status);
+    owner_.waiting_.WaitForGuarantee(
+        session_, static_cast<int>(device), BytesOn(device),
+        [self = shared_from_this()](const absl::Status& granted) { self->Given(granted); });
+  }
+
   // What came of it on the last device that was tried.
   void Given(const absl::Status& status) {
     if (status.ok()) return Continue();
-    for (size_t i = 0; i + 1 < before_.size(); ++i) (void)owner_.pools_[i]->SetGuarantee(session_->id(), before_[i]);
+    // Nobody else has changed them meanwhile.
+    for (size_t i = 0; i + 1 < tried_; ++i) {
+      (void)owner_.pools_[order_[i]]->SetGuarantee(session_->id(), before_[order_[i]]);
+    }
     if (!session_->CheckNotEnded().ok()) TakeAll();
+    if (takes_less_) {
+      // Another session of its share may have got some of it.
+      const Limit less = owner_.LeftOf(*session_, guarantee_);
+      if (std::exchange(guarantee_, less) != less) return Start();
+    }
     if (!SegmentRefusalCause(status).has_value()) return done_(status);
     done_(absl::ResourceExhaustedError(status.message()));  // its cause is for requests for memory
   }
 
   SessionLimits& owner_;
   const SessionPtr session_;
-  const Limit guarantee_;
+  Limit guarantee_;
+  const bool takes_less_;
   const Done done_;
-  std::vector<uint64_t> before_;  // of the devices that have been tried
+  std::vector<uint64_t> before_;  // by device
+  std::vector<size_t> order_;     // of the devices
+  size_t tried_ = 0;              // of these
 };
 
 SessionLimits::SessionLimits(std::vector<SegmentPool*> pools, std::chrono::milliseconds reclaim_timeout,
@@ -80,16 +109,20 @@ absl::Status SessionLimits::SetLimit(const SessionPtr& session, const Limit& lim
   if (absl::Status status = CheckLimit("limit", limit); !status.ok()) return status;
   if (absl::Status status = session->CheckNotEnded(); !status.ok()) return status;
   MutexLock lock(mu_);
-  // On all devices or on none: a guarantee above it may be given at the same time.
-  std::vector<uint64_t> before;
-  for (SegmentPool* pool : pools_) {
-    const std::optional<AccountState> account = pool->GetAccount(session->id());
-    const absl::Status status = pool->SetLimit(session->id(), LimitBytes(limit, pool->capacity_bytes()));
-    if (!status.ok()) {
-      for (size_t i = 0; i < before.size(); ++i) (void)pools_[i]->SetLimit(session->id(), before[i]);
-      return status;
+  // On all devices or on none: a guarantee above it may be given at the same time. Where it is lower comes first: that
+  // may be refused, and can always be raised again.
+  std::vector<std::pair<SegmentPool*, uint64_t>> lowered;
+  for (const bool lowers : {true, false}) {
+    for (SegmentPool* pool : pools_) {
+      const uint64_t before = pool->GetAccount(session->id()).value_or(AccountState()).limit_bytes;
+      const uint64_t bytes = LimitBytes(limit, pool->capacity_bytes());
+      if ((bytes < before) != lowers) continue;
+      if (absl::Status status = pool->SetLimit(session->id(), bytes); !status.ok()) {
+        for (const auto& [of, old] : lowered) (void)of->SetLimit(session->id(), old);
+        return status;
+      }
+      if (lowers) lowered.emplace_back(pool, before);
     }
-    before.push_back(account.has_value() ? account->limit_bytes : 0);
   }
   settings_.Change(session->id(), [&](SessionSettings& set) { set.limit = limit; });
   for (size_t device = 0; device < pools_.size(); ++device) {
@@ -127,9 +160,45 @@ void SessionLimits::TellLimit(const SessionPtr& session) {
   for (size_t device = 0; device < pools_.size(); ++device) TellLimitOf(session, static_cast<int>(device));
 }
 
+void SessionLimits::InTurn(const SessionPtr& session, std::function<void(const Done& done)> change, const Done& done) {
+  auto turn = [this, session, change = std::move(change), done] {
+    change([this, session, done](const absl::Status& status) {
+      done(status);
+      NextTurn(session->id());
+    });
+  };
+  {
+    MutexLock lock(turns_mu_);
+    std::deque<std::function<void()>>& turns = turns_[session->id()];
+    turns.emplace_back(turn);
+    if (turns.size() > 1) return;
+  }
+  turn();
+}
+
+void SessionLimits::NextTurn(SessionId session) {
+  std::function<void()> next;
+  {
+    MutexLock lock(turns_mu_);
+    const auto turns = turns_.find(session);
+    turns->second.pop_front();
+    if (turns->second.empty()) {
+      turns_.erase(turns);
+      return;
+    }
+    next = turns->second.front();
+  }
+  next();
+}
+
 void SessionLimits::KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done) {
+  InTurn(
+      session, [this, session, wished](const Done& kept) { KeepGuaranteeNow(session, wished, kept); }, done);
+}
+
+void SessionLimits::KeepGuaranteeNow(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done) {
   if (const std::optional<Limit> set = settings_.Get(session->id()).guarantee; set.has_value()) {
-    return GiveGuarantee(session, *set, [this, session, done](const absl::Status& given) {
+    return GiveGuarantee(session, *set, /*takes_less=*/false, [this, session, done](const absl::Status& given) {
       if (given.ok() || absl::IsAborted(given)) return done(given);
       settings_.Change(session->id(), [](SessionSettings& of) { of.guarantee = std::nullopt; });
       LogClientEvent(spdlog::level::warn,
@@ -158,7 +227,7 @@ void SessionLimits::KeepGuarantee(const SessionPtr& session, const std::optional
   }
   const Limit guarantee = wished.has_value() ? *wished : LeftOf(*session, allowed);
   if (guarantee == Limit(uint64_t{0}) || guarantee == Limit(0.0)) return done(absl::OkStatus());
-  GiveGuarantee(session, guarantee, done);
+  GiveGuarantee(session, guarantee, /*takes_less=*/!wished.has_value(), done);
 }
 
 Limit SessionLimits::LeftOf(const Session& session, const Limit& allowed) const {
@@ -175,16 +244,22 @@ Limit SessionLimits::LeftOf(const Session& session, const Limit& allowed) const 
 }
 
 void SessionLimits::SetGuarantee(const SessionPtr& session, const Limit& guarantee, const Done& done) {
-  GiveGuarantee(session, guarantee, [this, session, guarantee, done](const absl::Status& given) {
+  InTurn(
+      session, [this, session, guarantee](const Done& set) { SetGuaranteeNow(session, guarantee, set); }, done);
+}
+
+void SessionLimits::SetGuaranteeNow(const SessionPtr& session, const Limit& guarantee, const Done& done) {
+  GiveGuarantee(session, guarantee, /*takes_less=*/false, [this, session, guarantee, done](const absl::Status& given) {
     if (given.ok()) settings_.Change(session->id(), [&](SessionSettings& set) { set.guarantee = guarantee; });
     done(given);
   });
 }
 
-void SessionLimits::GiveGuarantee(const SessionPtr& session, const Limit& guarantee, const Done& done) {
+void SessionLimits::GiveGuarantee(const SessionPtr& session, const Limit& guarantee, bool takes_less,
+                                  const Done& done) {
   if (absl::Status status = CheckLimit("guarantee", guarantee); !status.ok()) return done(status);
   if (absl::Status status = session->CheckNotEnded(); !status.ok()) return done(status);
-  std::make_shared<Guarantee>(this, session, guarantee, done)->Continue();
+  std::make_shared<Guarantee>(this, session, guarantee, takes_less, done)->Start();
 }
 
 absl::Status SessionLimits::SetPriority(const SessionPtr& session, int64_t priority, bool is_operators) {
@@ -193,6 +268,7 @@ absl::Status SessionLimits::SetPriority(const SessionPtr& session, int64_t prior
         absl::StrCat("priority: ", priority, " is not within [", -kMaxPriority, ", ", kMaxPriority, "]"));
   }
   if (absl::Status status = session->CheckNotEnded(); !status.ok()) return status;
+  MutexLock lock(mu_);
   for (SegmentPool* pool : pools_) {
     if (absl::Status status = pool->SetPriority(session->id(), static_cast<int>(priority)); !status.ok()) return status;
   }

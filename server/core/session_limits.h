@@ -7,12 +7,15 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "allocator/base/ids.h"
 #include "allocator/base/mutex.h"
 #include "server/identity/policy.h"
 #include "server/identity/saved_settings.h"
@@ -38,7 +41,8 @@ class SessionLimits {
   // guarantee.
   absl::Status SetLimit(const SessionPtr& session, const Limit& limit) ABSL_LOCKS_EXCLUDED(mu_);
   // On all devices, or on none. Answers when others have given up what is needed for it, or will not: errors of
-  // Ledger::SetGuarantee(), as ResourceExhausted.
+  // Ledger::SetGuarantee(), as ResourceExhausted. Guarantees of a session are changed one after the other, in the order
+  // of the calls: the one that is answered last holds.
   void SetGuarantee(const SessionPtr& session, const Limit& guarantee, const Done& done);
   // The session hears of the limit that it has now: its own, or its claim's, whichever is lower.
   void TellLimit(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
@@ -49,13 +53,22 @@ class SessionLimits {
   // before the daemon was started, it gets that, or none when that cannot be given any more.
   void KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
   // InvalidArgument outside of [-kMaxPriority, kMaxPriority]. What is not an operator's word is not kept.
-  absl::Status SetPriority(const SessionPtr& session, int64_t priority, bool is_operators = false);
+  absl::Status SetPriority(const SessionPtr& session, int64_t priority, bool is_operators = false)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   class Guarantee;
 
-  // SetGuarantee() without a word to the next daemon.
-  void GiveGuarantee(const SessionPtr& session, const Limit& guarantee, const Done& done);
+  // Runs `change` when earlier changes of the session's guarantee have been answered. It calls what it is given once,
+  // as `done` is called.
+  void InTurn(const SessionPtr& session, std::function<void(const Done& done)> change, const Done& done)
+      ABSL_LOCKS_EXCLUDED(turns_mu_);
+  void NextTurn(SessionId session) ABSL_LOCKS_EXCLUDED(turns_mu_);
+  // These, in turn.
+  void SetGuaranteeNow(const SessionPtr& session, const Limit& guarantee, const Done& done);
+  void KeepGuaranteeNow(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
+  // SetGuarantee() without a word to the next daemon. `takes_less`: it may be what LeftOf() has left of it.
+  void GiveGuarantee(const SessionPtr& session, const Limit& guarantee, bool takes_less, const Done& done);
   void TellLimitOf(const SessionPtr& session, int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // The guarantee that a session gets without asking: what the policy allows, but no more than its limit, nor than what
@@ -67,9 +80,13 @@ class SessionLimits {
   WaitingRequests& waiting_;
   SavedSettings& settings_;
 
-  // Held while a limit is changed: pool, allocator and client hear of two changes in the same order, all devices of the
-  // last one. No lock of a request, session or pool is held when it is taken.
+  // Held while a limit or a priority is changed: pool, allocator and client hear of two changes in the same order, all
+  // devices of the last one. No lock of a request, session or pool is held when it is taken.
   Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kLimits) ABSL_ACQUIRED_BEFORE(lock_level::kTimer){lock_level::kLimits};
+
+  Mutex turns_mu_;  // held for nothing but this; no other lock is taken
+  // The changes of each session's guarantee: the first one is being made.
+  absl::flat_hash_map<SessionId, std::deque<std::function<void()>>> turns_ ABSL_GUARDED_BY(turns_mu_);
 };
 
 }  // namespace vrambroker

@@ -158,6 +158,10 @@ void RequestQueue::Ask(uint64_t arrival, Questions& questions) {
     if (!questions.candidates.has_value()) questions.candidates = hooks_.candidates();
     candidates = *questions.candidates;
   }
+  if (request.guarantee) {
+    // What it holds counts for its guarantee: to give that back frees nothing.
+    std::erase_if(candidates, [&](const ReclaimCandidate& candidate) { return candidate.session == request.session; });
+  }
   for (ReclaimCandidate& candidate : candidates) {
     // What is reclaimable in the session itself comes first.
     if (candidate.session == request.session) candidate.priority = std::numeric_limits<int>::min();

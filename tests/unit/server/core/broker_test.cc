@@ -659,6 +659,18 @@ TEST_F(BrokerTest, ALimitIsChangedOnAllDevicesOrOnNone) {
   EXPECT_EQ(broker_->limits().SetLimit(session, Limit(10_MiB)), absl::OkStatus());
 }
 
+// A guarantee that is given in between does not keep it from being as it was.
+TEST_F(BrokerTest, ALimitThatOneDeviceRefusesIsRaisedOnNone) {
+  const SessionPtr session = Open("a");
+  ASSERT_TRUE(pools_[0]->SetLimit(session->id(), 10_MiB).ok());
+  ASSERT_TRUE(pools_[1]->SetGuarantee(session->id(), 20_MiB).ok());
+  pools_[0]->SetOnCapacityFreed([&] { (void)pools_[0]->SetGuarantee(session->id(), 12_MiB); });
+  EXPECT_TRUE(absl::IsInvalidArgument(broker_->limits().SetLimit(session, Limit(15_MiB))));
+  pools_[0]->SetOnCapacityFreed(nullptr);
+  EXPECT_EQ(pools_[0]->GetAccount(session->id())->limit_bytes, 10_MiB);
+  EXPECT_EQ(pools_[1]->GetAccount(session->id())->limit_bytes, kCapacity);
+}
+
 TEST_F(BrokerTest, AGuaranteeIsGivenOnAllDevicesOrStaysAsItWas) {
   const SessionPtr holder = Open("holder");
   ASSERT_TRUE(Allocate(holder, 60_MiB, /*device=*/1).ok());
@@ -678,6 +690,24 @@ TEST_F(BrokerTest, AGuaranteeIsGivenOnAllDevicesOrStaysAsItWas) {
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
   EXPECT_EQ(SegmentRefusalCause(refused), std::nullopt) << "no request for memory";
   for (const auto& pool : pools_) EXPECT_EQ(pool->GetAccount(session->id())->guarantee_bytes, 4_MiB);
+}
+
+// What it gave up others would have by then.
+TEST_F(BrokerTest, AGuaranteeThatOneDeviceRefusesIsLoweredOnNone) {
+  const SessionPtr holder = Open("holder");
+  ASSERT_TRUE(Allocate(holder, 60_MiB, /*device=*/1).ok());
+  const SessionPtr session = Open("a");
+  ASSERT_TRUE(pools_[0]->SetGuarantee(session->id(), 40_MiB).ok());
+  pools_[0]->SetOnCapacityFreed([&] { (void)pools_[0]->SetGuarantee(holder->id(), 50_MiB); });
+  Signal answered;
+  broker_->limits().SetGuarantee(session, Limit(20_MiB), [&](const absl::Status& status) {
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    answered.Notify();
+  });
+  answered.WaitForNotification();
+  pools_[0]->SetOnCapacityFreed(nullptr);
+  EXPECT_EQ(pools_[0]->GetAccount(session->id())->guarantee_bytes, 40_MiB);
+  EXPECT_EQ(pools_[1]->GetAccount(session->id())->guarantee_bytes, 0u);
 }
 
 TEST_F(BrokerTest, AnEndedSessionIsLeftWithoutAGuarantee) {

@@ -428,6 +428,47 @@ TEST_F(BrokerWaitingTest, AGuaranteeOfADisconnectedSessionWaitsForNobody) {
   EXPECT_EQ(broker_->waiting().GetWaiting(0).size(), 0u);
 }
 
+// The first one waits for the second device meanwhile. What undoes it is older than what was answered.
+TEST_F(BrokerWaitingTest, AGuaranteeThatWasGivenIsNotTakenAwayByAnEarlierCallThatFails) {
+  const SessionPtr holder = OpenLeasing("holder");
+  broker_->leases().LeaseSegments(holder, 1, {kCapacity - 10_MiB},
+                                  [](const Leases& held) { EXPECT_TRUE(held.ok()) << held.status(); });
+  Settle();
+  const SessionPtr session = OpenLeasing("session");
+  std::vector<std::pair<uint64_t, bool>> answers;
+  for (const uint64_t bytes : {30_MiB, 8_MiB, 40_MiB}) {
+    broker_->limits().SetGuarantee(
+        session, Limit(bytes), [&, bytes](const absl::Status& status) { answers.emplace_back(bytes, status.ok()); });
+    Settle();
+  }
+  EXPECT_EQ(broker_->waiting().GetWaiting(1).size(), 1u) << "one after the other";
+  for (int i = 0; i < 10 && answers.size() < 3; ++i) Pass(milliseconds(1000));
+  EXPECT_EQ(answers, (std::vector<std::pair<uint64_t, bool>>{{30_MiB, false}, {8_MiB, true}, {40_MiB, false}}));
+  for (const auto& pool : pools_) EXPECT_EQ(pool->GetAccount(session->id())->guarantee_bytes, 8_MiB);
+}
+
+// They have looked at what their user has left before either had anything.
+TEST_F(BrokerWaitingTest, ASessionGetsOfAGuaranteeWhatAnotherThatOpensWithItHasLeft) {
+  PolicyRule rule;
+  rule.label = "all";
+  rule.guarantee = 30_MiB;
+  broker_->SetPolicy(PolicyOf({.rules = {rule}, .user_guarantee = Limit(30_MiB)}));
+  const SessionPtr holder = OpenLeasing("holder", std::nullopt, Process(2, 7));
+  const std::vector<Lease> held = Hold(holder, {44_MiB});
+  const SessionPtr session = OpenLeasing("session");
+  std::optional<absl::Status> answer;
+  broker_->limits().KeepGuarantee(session, std::nullopt, [&](const absl::Status& status) { answer = status; });
+  Settle();
+  ASSERT_FALSE(answer.has_value()) << "others are asked for it";
+  const SessionPtr other = OpenLeasing("other");
+  for (const auto& pool : pools_) ASSERT_TRUE(pool->SetGuarantee(other->id(), 20_MiB).ok());
+  ASSERT_TRUE(broker_->leases().ReturnSegments(holder, 0, {held[0].segment}).ok());
+  Settle();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(*answer, absl::OkStatus());
+  for (const auto& pool : pools_) EXPECT_EQ(pool->GetAccount(session->id())->guarantee_bytes, 10_MiB);
+}
+
 // Its new connection does not know of a lease that the old one asked for.
 TEST_F(BrokerWaitingTest, WhatABrokenConnectionAskedForIsNotLeasedToTheNextOne) {
   const SessionPtr hoards = OpenLeasing("hoards");

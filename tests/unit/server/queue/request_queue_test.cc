@@ -836,6 +836,18 @@ TEST_F(RequestQueueTest, ALoweredLimitEndsTheWaiting) {
   EXPECT_EQ(Refusal("x"), OomCause::kLimit);
 }
 
+// It would lose that for nothing: what a session holds counts for its guarantee.
+TEST_F(RequestQueueTest, NobodyIsAskedForMemoryOfItsOwnForItsGuarantee) {
+  Hold(kA, 10_MiB);
+  Hold(kB, 54_MiB);
+  candidates_ = {{.session = kA, .reserved_bytes = 10_MiB, .idle_bytes = 10_MiB},
+                 {.session = kB, .reserved_bytes = 54_MiB}};
+  Add("guarantee", kA, 20_MiB, milliseconds(0), 0, /*guarantee=*/true);
+  EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kB, 10_MiB}));
+  AnswerAll();
+  EXPECT_EQ(Refusal("guarantee"), OomCause::kCapacity);
+}
+
 TEST_F(RequestQueueTest, AGuaranteeIsRaisedWhenOthersHaveGivenWhatItTakes) {
   const SegmentId held = Hold(kB, 60_MiB);
   candidates_ = {{.session = kB, .reserved_bytes = 60_MiB, .idle_bytes = 60_MiB}};
