@@ -173,19 +173,28 @@ void Claims::Tick() {
 }
 
 void Claims::LookAtMakers(bool all) {
-  MutexLock lock(mu_);
-  for (auto it = makers_.begin(); it != makers_.end();) {
-    Claim& claim = claims_.at(names_.at(it->first));
-    pollfd ended = {.fd = it->second == nullptr ? -1 : it->second->get(), .events = POLLIN, .revents = 0};
-    const bool has_ended =
-        ended.fd >= 0 ? poll(&ended, 1, 0) == 1 : all && claim.maker.has_value() && HasEnded(*claim.maker);
-    if (!has_ended) {
-      ++it;
-      continue;
+  std::vector<ClaimId> ended;
+  std::vector<std::pair<ClaimId, ProcessId>> earlier;  // makers of the run before: /proc says whether they live
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, maker] : makers_) {
+      pollfd end = {.fd = maker == nullptr ? -1 : maker->get(), .events = POLLIN, .revents = 0};
+      if (end.fd >= 0) {
+        if (poll(&end, 1, 0) == 1) ended.push_back(id);
+      } else if (all) {
+        earlier.emplace_back(id, claims_.at(names_.at(id)).maker.value_or(ProcessId()));
+      }
     }
-    claim.has_lost_maker = true;
+  }
+  for (const auto& [id, maker] : earlier) {
+    if (HasEnded(maker)) ended.push_back(id);
+  }
+  if (ended.empty()) return;
+  MutexLock lock(mu_);
+  for (const ClaimId id : ended) {
+    if (makers_.erase(id) == 0) continue;  // the claim was removed meanwhile
+    claims_.at(names_.at(id)).has_lost_maker = true;
     any_leaving_ = true;
-    it = makers_.erase(it);
   }
 }
 

@@ -122,9 +122,17 @@ void CarriedOver::CannotTell() {
 CarriedOver::Changes CarriedOver::Opened(const Holder& holder, const ProcessId& process) {
   Changes changes;
   for (auto& [key, entry] : entries_) {
-    if (entry.session == kNoSession && Holds(entry.holders, process)) {
-      MoveTo(holder.session, holder.share, entry, changes);
-    }
+    if (entry.session != kNoSession || !Holds(entry.holders, process)) continue;
+    if (holder.session == kNoSession) entry.share_before = entry.share;
+    MoveTo(holder.session, holder.share, entry, changes);
+  }
+  return changes;
+}
+
+CarriedOver::Changes CarriedOver::ClaimClosed(ClaimId claim) {
+  Changes changes;
+  for (auto& [key, entry] : entries_) {
+    if (entry.share == ShareId(claim)) MoveTo(kNoSession, entry.share_before, entry, changes);
   }
   return changes;
 }

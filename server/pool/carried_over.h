@@ -73,6 +73,8 @@ class CarriedOver {
   // A session of this process: what the process holds and no session has yet is its own. Or, without a session: it is
   // charged to the share.
   Changes Opened(const Holder& holder, const ProcessId& process);
+  // The claim is no more: what processes hold is charged to whom it was before it was charged to the claim.
+  Changes ClaimClosed(ClaimId claim);
   // The session's client, this process, says that it carries these. It tells files that the daemon has seen in that
   // process apart from those of other sessions of it. Anything else is believed, `most_bytes` of it at most.
   Changes Declared(const Holder& holder, const ProcessId& process, absl::Span<const CarriedSegment> segments,
@@ -113,11 +115,12 @@ class CarriedOver {
     uint64_t bytes = 0;
     SessionId session = kNoSession;
     std::optional<ShareId> share{};
-    std::optional<uint64_t> id{};  // what the session calls it, if it has declared it
-    bool is_seen = false;          // in a process, by the daemon
-    bool is_missed = false;        // not seen when it was last looked for
-    uint64_t closed_before = 0;    // the client says that it closed it before this look began; 0: it has not said so
-    bool is_doubted = false;       // it said so, and somebody had it open all the same
+    std::optional<ShareId> share_before{};  // it was a claim's
+    std::optional<uint64_t> id{};           // what the session calls it, if it has declared it
+    bool is_seen = false;                   // in a process, by the daemon
+    bool is_missed = false;                 // not seen when it was last looked for
+    uint64_t closed_before = 0;  // the client says that it closed it before this look began; 0: it has not said so
+    bool is_doubted = false;     // it said so, and somebody had it open all the same
     std::vector<ProcessId> holders{};  // when it was last looked for
   };
   enum class Kind { kFile, kSaid };

@@ -122,6 +122,7 @@ uint64_t SegmentPool::MissingForClaim(ClaimId claim, uint64_t guarantee_bytes) c
 void SegmentPool::CloseClaim(ClaimId claim) {
   {
     MutexLock lock(mu_);
+    Apply(carried_over_.ClaimClosed(claim));
     accounts_.CloseClaim(claim);
     absl::erase_if(earlier_claims_, [claim](const auto& entry) { return entry.second == claim; });
   }

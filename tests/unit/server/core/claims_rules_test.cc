@@ -129,6 +129,21 @@ TEST_F(RuleClaimsTest, AClientOfARulesClaimComesBackThoughItsGuaranteeIsNotFreeY
   }));
 }
 
+// A claim of a rule that cannot be made after all takes nothing with it.
+TEST_F(RuleClaimsTest, WhatMembersHoldIsTheirUsersAgainWhenTheirClaimCannotBeMade) {
+  StartWith(Limit(60_MiB), Limit(40_MiB));
+  ASSERT_TRUE(LeaseSegments(OpenLeasing("other", std::nullopt, Process(1, 7)), {40_MiB}).ok());
+  const ProcessId member{.pid = getppid(), .started = StartOf(getppid())};
+  controls_[0]->Leave({{.file_device = 1, .file_inode = 1, .bytes = 8_MiB, .holders = {member}, .holder_uid = kOwner}});
+  ASSERT_TRUE(pools_[0]->FindCarriedOver().ok());
+  EXPECT_EQ(pools_[0]->GetShare(kOwner).used_bytes, 8_MiB);
+  broker_->claims().SetEarlierMembers({{member, "team"}});
+  EXPECT_TRUE(absl::IsResourceExhausted(TryOpen("team-0", std::nullopt, Process(getpid(), kOwner)).status()));
+  EXPECT_EQ(pools_[0]->GetShare(kOwner).used_bytes, 8_MiB);
+  controls_[0]->Leave({});
+  for (int looks = 0; looks < 2; ++looks) ASSERT_TRUE(pools_[0]->FindCarriedOver().ok());
+}
+
 // The configuration cannot be refused for it. What its sessions are guaranteed then is what the limit leaves.
 TEST_F(RuleClaimsTest, ALimitThatAReloadLowersBelowGuaranteesHolds) {
   StartWith(Limit(60_MiB), Limit(uint64_t{0}));
