@@ -50,7 +50,9 @@ class PodClaims {
   // A claim that no list has ever shown: of an init container, of a sidecar (kubelets before 1.30 list neither), or of
   // a container that never came to be.
   static constexpr std::chrono::hours kNeverListedFor{1};
-  // Within which the kubelet asks for the units of all containers of one pod, at the longest and usually.
+  // Within which the kubelet asks for the units of all containers of one pod, at the longest and usually. It may list
+  // the pod meanwhile. So a pod that ends this soon, and is made again under its name with the same units, cannot be
+  // told from one with an init container: its claim, which is idle, stays until the next pod has gone, too.
   static constexpr std::chrono::minutes kLongAdmission{1};
   static constexpr std::chrono::seconds kAdmission{3};
 
