@@ -252,10 +252,10 @@ class Claims {
   absl::Status RaiseGuarantee(ClaimId claim, const ClaimTerms& terms, bool reclaims);
   // To what the terms say, where that is less.
   void LowerGuarantee(ClaimId claim, const ClaimTerms& terms);
-  // The guarantees of the claim's sessions come to no more than the limits `a` and `b` of the claim, from now on: on
-  // all devices, or on none. InvalidArgument: they do.
+  // Bounds what the guarantees of the claim's sessions come to by the limits `a` and `b` of the claim, from now on: on
+  // all devices, or on none. InvalidArgument: they come to more.
   absl::Status BoundSessionGuarantees(ClaimId claim, const ClaimTerms& a, const ClaimTerms& b);
-  // Says where they come to more than its limit, which holds.
+  // Says where these come to more than the claim's limit, which holds.
   void WarnOfCutGuarantees(const Claim& claim) const;
   // (slow) Has others give back what a guarantee of the claim lacks, as far as it is reclaimable.
   void ReclaimFor(ClaimId claim, int device, uint64_t guarantee_bytes);

@@ -223,7 +223,7 @@ void Claims::UpdateByPolicy(const Policy& policy) {
 void Claims::Published(const SessionPtr& session, const Policy& policy) {
   const SessionTerms& terms = session->terms();
   const std::optional<ClaimId> id = terms.claim_id;
-  // It is looked at until nothing has changed meanwhile.
+  // Looks at the claim until nothing has changed meanwhile.
   std::pair<int, std::chrono::milliseconds> has(terms.priority, terms.max_wait);
   while (id.has_value()) {
     Claim claim;

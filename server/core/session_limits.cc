@@ -77,13 +77,13 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
   // What came of it on the last device that was tried.
   void Given(const absl::Status& status) {
     if (status.ok()) return Continue();
-    // Nobody else has changed them meanwhile.
+    // Changes have turns: no other has made these something else meanwhile.
     for (size_t i = 0; i + 1 < tried_; ++i) {
       (void)owner_.pools_[order_[i]]->SetGuarantee(session_->id(), before_[order_[i]]);
     }
     if (!session_->CheckNotEnded().ok()) TakeAll();
     if (takes_less_) {
-      // Another session of its share may have got some of it.
+      // Another session of its share may have got some of that.
       const Limit less = owner_.LeftOf(*session_, guarantee_);
       if (std::exchange(guarantee_, less) != less) return Start();
     }

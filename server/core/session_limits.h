@@ -59,12 +59,12 @@ class SessionLimits {
  private:
   class Guarantee;
 
-  // Runs `change` when earlier changes of the session's guarantee have been answered. It calls what it is given once,
+  // Runs `change` when earlier changes of the session's guarantee have been answered. `change` calls its argument once,
   // as `done` is called.
   void InTurn(const SessionPtr& session, std::function<void(const Done& done)> change, const Done& done)
       ABSL_LOCKS_EXCLUDED(turns_mu_);
   void NextTurn(SessionId session) ABSL_LOCKS_EXCLUDED(turns_mu_);
-  // These, in turn.
+  // Do so, in turn.
   void SetGuaranteeNow(const SessionPtr& session, const Limit& guarantee, const Done& done);
   void KeepGuaranteeNow(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
   // SetGuarantee() without a word to the next daemon. `takes_less`: it may be what LeftOf() has left of it.

@@ -67,7 +67,7 @@ struct SessionTerms {
   std::optional<ClaimId> claim_id;  // once it is in the claim
   Limit claim_limit = 1.0;          // of a claim that the policy makes: see PolicyRule
   Limit claim_guarantee = uint64_t{0};
-  // What its claim may raise these to, later: a claim of a user's own gives no more than the policy.
+  // Bounds on what its claim makes of these later: a claim of a user's own gives no more than the policy.
   int most_priority = kMaxPriority;
   std::chrono::milliseconds most_wait = kMaxWait;
 };

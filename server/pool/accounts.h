@@ -90,8 +90,8 @@ class Accounts {
   // What all accounts of a claim may have together, and what their guarantees may come to. Less than they have takes
   // nothing away. Less than they are guaranteed: see Ledger.
   void SetClaimLimit(ClaimId claim, uint64_t bytes);
-  // What the guarantees of the claim's accounts may come to, until the next SetClaimLimit(). InvalidArgument below what
-  // they come to. REQUIRES: the claim has a limit here.
+  // Bounds what the guarantees of the claim's accounts come to, until the next SetClaimLimit(). InvalidArgument below
+  // what they come to. REQUIRES: the claim has a limit here.
   absl::Status BoundClaimGuarantees(ClaimId claim, uint64_t bytes);
   // Errors of Ledger::SetGuarantee(claim).
   absl::Status SetClaimGuarantee(ClaimId claim, uint64_t bytes);
@@ -160,7 +160,7 @@ class Accounts {
   std::vector<Expected> ExpectedFor(absl::Span<const SessionId> sessions, uint64_t settling_bytes) const;
 
  private:
-  // What the accounts of a claim may have, and be guaranteed, together.
+  // Bounds on what the accounts of a claim have, and are guaranteed, together.
   struct ClaimBounds {
     uint64_t limit_bytes = 0;
     uint64_t guarantee_bytes = 0;

@@ -136,9 +136,9 @@ class Ledger {
  private:
   // What the account's share may still use.
   uint64_t ShareRoom(const AccountState& account) const;
-  // What may still be charged to it: no less, since what it uses has room for the guarantees of its accounts.
+  // Bytes that may still be charged to it: no less, since what it uses has room for the guarantees of its accounts.
   uint64_t ChargeRoom(const AccountState& account) const;
-  // What the share's limit still allows the account.
+  // Bytes that the share's limit still allows the account.
   uint64_t RoomInShare(const AccountState& account) const;
   // What growth by `bytes` adds to what its share uses.
   static uint64_t UseOf(const AccountState& account, uint64_t bytes) {

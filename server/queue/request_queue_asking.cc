@@ -159,7 +159,7 @@ void RequestQueue::Ask(uint64_t arrival, Questions& questions) {
     candidates = *questions.candidates;
   }
   if (request.guarantee) {
-    // What it holds counts for its guarantee: to give that back frees nothing.
+    // Memory of its own counts for its guarantee: to give that back frees nothing.
     std::erase_if(candidates, [&](const ReclaimCandidate& candidate) { return candidate.session == request.session; });
   }
   for (ReclaimCandidate& candidate : candidates) {

@@ -148,7 +148,7 @@ OomReport Refusals::Report(const Session& session, int device, const PoolLook& l
     report.claim = session.terms().claim;
     report.is_in_by_socket = session.caller().claim.has_value();
     report.share_limit_bytes = account.share_limit_bytes;
-    // What its share's limit forbids of its guarantee nobody has.
+    // Leaves out what its share's limit forbids of guarantees.
     const uint64_t cut = SaturatingSub(account.unused_guarantee_bytes(),
                                        SaturatingSub(account.share_limit_bytes, look.share.charged_bytes));
     report.guarantee_bytes -= cut;

@@ -28,6 +28,16 @@ v1::OutOfMemory::Cause CauseOf(const absl::Status& status) {
   return proto.cause();
 }
 
+// Puts one user's sessions into a claim.
+std::shared_ptr<const Policy> PolicyOfClaim(uint64_t limit) {
+  PolicyRule rule;
+  rule.label = "team";
+  rule.uid = 1002;
+  rule.claim = "team";
+  rule.claim_limit = limit;
+  return std::make_shared<const Policy>(PolicyOptions{.rules = {rule}});
+}
+
 }  // namespace
 
 // A client process that leases segments. What it does not know of, it does not use.
@@ -191,6 +201,7 @@ Simulation::Simulation(uint64_t seed)
     return 1;
   };
   options.unwatch_process = [](int) {};
+  options.policy = PolicyOfClaim(capacity_);
   broker_ = std::make_unique<Broker>(std::move(options), std::vector<SegmentPool*>{pool_.get()}, &threads_);
 }
 
@@ -250,6 +261,8 @@ void Simulation::Step() {
     children_.erase(children_.begin());
   } else if (dice < 92) {
     threads_.Submit([this] { pool_->ReleaseIdleSince(now_ - std::chrono::milliseconds(300)); });
+  } else if (dice < 93 && threads_.size() == 0) {
+    broker_->SetPolicy(PolicyOfClaim(2 * RandomBytes()));  // one change at a time
   } else {
     Advance(std::chrono::milliseconds(Chance(20) ? Random(3000) : Random(40)));
   }
@@ -491,6 +504,7 @@ void Simulation::CheckSums() {
     committed += account.committed_bytes();
     guaranteed += account.guarantee_bytes;
     if (account.guarantee_bytes > account.limit_bytes) Fail("a guarantee is above its limit");
+    CheckClaim(account);
   }
   // What the driver refused is not promised to anybody.
   const uint64_t in_all = stats.charged_bytes - stats.outside_bytes;
@@ -520,6 +534,16 @@ void Simulation::CheckSums() {
       if (live == memory_.live.end()) return Fail("a client's segment was given back to the driver");
       if (live->second.contents != client->tenant) return Fail("a client's bytes were changed");
     }
+  }
+}
+
+void Simulation::CheckClaim(const AccountState& account) {
+  const ClaimId* const claim = std::get_if<ClaimId>(&account.share);
+  if (claim == nullptr) return;
+  const ClaimBytes now{.charged = pool_->GetShare(*claim).charged_bytes, .limit = account.share_limit_bytes};
+  const ClaimBytes before = std::exchange(claims_[*claim], now);
+  if (now.charged > before.charged && now.charged > std::max(before.limit, now.limit)) {
+    Fail(absl::StrCat("a claim passed its limit: ", now.charged, " of ", now.limit));
   }
 }
 

@@ -95,6 +95,8 @@ class Simulation {
   // Runs what there is to run and delivers what is to be delivered, without time passing.
   void Settle();
   void CheckSums();
+  // Growth has not taken the claim of the account beyond its limit.
+  void CheckClaim(const AccountState& account);
   void CheckWaiting();
   void CheckHeldBack();
   void CheckNobodyIsStuck();
@@ -119,6 +121,11 @@ class Simulation {
   SimulationCounts counts_;
   SteadyTime now_{std::chrono::hours(1)};
   SteadyTime next_health_ = now_;
+  struct ClaimBytes {
+    uint64_t charged = 0;
+    uint64_t limit = 0;
+  };
+  std::map<ClaimId, ClaimBytes> claims_;  // at the last look
   std::optional<SteadyTime> timer_;
   SimMemory memory_;
   SimThreads threads_;

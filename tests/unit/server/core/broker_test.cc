@@ -692,7 +692,7 @@ TEST_F(BrokerTest, AGuaranteeIsGivenOnAllDevicesOrStaysAsItWas) {
   for (const auto& pool : pools_) EXPECT_EQ(pool->GetAccount(session->id())->guarantee_bytes, 4_MiB);
 }
 
-// What it gave up others would have by then.
+// Others would have by then what it gave up.
 TEST_F(BrokerTest, AGuaranteeThatOneDeviceRefusesIsLoweredOnNone) {
   const SessionPtr holder = Open("holder");
   ASSERT_TRUE(Allocate(holder, 60_MiB, /*device=*/1).ok());

@@ -428,7 +428,7 @@ TEST_F(BrokerWaitingTest, AGuaranteeOfADisconnectedSessionWaitsForNobody) {
   EXPECT_EQ(broker_->waiting().GetWaiting(0).size(), 0u);
 }
 
-// The first one waits for the second device meanwhile. What undoes it is older than what was answered.
+// The earlier call waits for the second device meanwhile. Its undoing is older than the answer of the later one.
 TEST_F(BrokerWaitingTest, AGuaranteeThatWasGivenIsNotTakenAwayByAnEarlierCallThatFails) {
   const SessionPtr holder = OpenLeasing("holder");
   broker_->leases().LeaseSegments(holder, 1, {kCapacity - 10_MiB},
@@ -447,7 +447,7 @@ TEST_F(BrokerWaitingTest, AGuaranteeThatWasGivenIsNotTakenAwayByAnEarlierCallTha
   for (const auto& pool : pools_) EXPECT_EQ(pool->GetAccount(session->id())->guarantee_bytes, 8_MiB);
 }
 
-// They have looked at what their user has left before either had anything.
+// Both have looked at what their user has left before either had anything.
 TEST_F(BrokerWaitingTest, ASessionGetsOfAGuaranteeWhatAnotherThatOpensWithItHasLeft) {
   PolicyRule rule;
   rule.label = "all";

@@ -310,7 +310,7 @@ TEST_F(ClaimsTest, ALimitBelowTheGuaranteesOfItsSessionsIsRefused) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("below the guarantees of the claim's sessions, 30.00 MiB"));
 }
 
-// Nor can one of them be guaranteed more while the change is made, which may wait for others.
+// A change may wait for others while sessions ask for guarantees.
 TEST_F(ClaimsTest, NoSessionIsGuaranteedMoreThanTheLimitThatIsBeingSet) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB});
   const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));

@@ -836,7 +836,7 @@ TEST_F(RequestQueueTest, ALoweredLimitEndsTheWaiting) {
   EXPECT_EQ(Refusal("x"), OomCause::kLimit);
 }
 
-// It would lose that for nothing: what a session holds counts for its guarantee.
+// A session would lose its cache for nothing: memory that it holds counts for its guarantee.
 TEST_F(RequestQueueTest, NobodyIsAskedForMemoryOfItsOwnForItsGuarantee) {
   Hold(kA, 10_MiB);
   Hold(kB, 54_MiB);
