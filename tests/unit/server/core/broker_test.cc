@@ -698,7 +698,7 @@ TEST_F(BrokerTest, AGuaranteeThatOneDeviceRefusesIsLoweredOnNone) {
   ASSERT_TRUE(Allocate(holder, 60_MiB, /*device=*/1).ok());
   const SessionPtr session = Open("a");
   ASSERT_TRUE(pools_[0]->SetGuarantee(session->id(), 40_MiB).ok());
-  pools_[0]->SetOnCapacityFreed([&] { (void)pools_[0]->SetGuarantee(holder->id(), 50_MiB); });
+  pools_[0]->SetOnCapacityFreed([&] { (void)pools_[0]->SetGuarantee(holder->id(), 40_MiB); });
   Signal answered;
   broker_->limits().SetGuarantee(session, Limit(20_MiB), [&](const absl::Status& status) {
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
