@@ -212,6 +212,7 @@ Json ToJson(const v1::Device& device, const DeviceSums& sums) {
           {"total_bytes", device.total_bytes()},
           {"capacity_bytes", device.capacity_bytes()},
           {"free_bytes", FreeBytes(device)},
+          {"kept_free_bytes", device.kept_free_bytes()},
           {"reserved_bytes", device.reserved_bytes()},
           {"leased_bytes", sums.leased_bytes},
           {"allocated_bytes", sums.allocated_bytes},

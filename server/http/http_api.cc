@@ -218,6 +218,7 @@ HttpResponse HttpApi::State() const {
     device.set_reserved_bytes(stats.reserved_bytes);  // of the same moment as the sessions
     device.set_idle_bytes(stats.idle_bytes);
     device.set_free_bytes(stats.free_bytes);
+    device.set_kept_free_bytes(stats.kept_free_bytes());
     device.set_carried_over_bytes(stats.carried_over_bytes);
     const DeviceView& info = view.devices[i];
     AddProcesses(*info.processes, device);

@@ -63,6 +63,9 @@ struct PoolStats {
   uint64_t segment_frees = 0;       // given back to the driver, ever
   uint64_t handovers = 0;           // idle segments leased again without a driver call, ever
   uint64_t handover_bytes = 0;
+
+  // Held by nobody, and kept free for guarantees.
+  uint64_t kept_free_bytes() const { return committed_bytes - charged_bytes; }
 };
 
 // What came of asking sessions for their reclaimable memory, ever.

@@ -139,7 +139,7 @@ OomReport Refusals::Report(const Session& session, int device, const PoolLook& l
   report.available_bytes = SaturatingSub(look.stats.capacity_bytes, look.stats.charged_bytes);
   report.guarantee_bytes = account.guarantee_bytes;
   // What is committed and not charged, less the part of it that is the session's own, or its claim's.
-  report.kept_free_bytes = SaturatingSub(look.stats.committed_bytes - look.stats.charged_bytes,
+  report.kept_free_bytes = SaturatingSub(look.stats.kept_free_bytes(),
                                          account.unused_guarantee_bytes() + look.share.unused_guarantee_bytes());
   report.held_back = look.is_held_back;
   report.device_idle_bytes = look.stats.idle_bytes;

@@ -121,6 +121,7 @@ v1::Device ToProto(const SegmentPool& pool) {
   device.set_reserved_bytes(stats.reserved_bytes);
   device.set_idle_bytes(stats.idle_bytes);
   device.set_free_bytes(stats.free_bytes);
+  device.set_kept_free_bytes(stats.kept_free_bytes());
   device.set_carried_over_bytes(stats.carried_over_bytes);
   device.set_fault(ToUtf8(pool.health().message()));
   return device;

@@ -366,6 +366,7 @@ TEST_F(CommandLineTest, SessionsFitInAHundredColumns) {
     clients.push_back(std::move(client));
   }
   ASSERT_EQ(Ctl({"guarantee", "short", "64MiB"}).exit_code, 0);
+  EXPECT_THAT(Ctl({"status"}).out, HasSubstr(" free\n  62.00 MiB more is kept free for guarantees\n"));
   ASSERT_EQ(Ctl({"priority", "short", "-1000"}).exit_code, 0);
   ASSERT_EQ(Ctl({"limit", "short", "1MiB"}).exit_code, 1) << "below its guarantee";
   const std::string text = Ctl({"sessions"}).out;

@@ -66,6 +66,8 @@ std::string StatusText(const Overview& overview) {
   for (const v1::Device& device : overview.devices.devices()) {
     absl::StrAppend(&text, "Device ", device.ordinal(), ": ", KindName(device.kind()), ", ", Printable(device.name()),
                     ", ", FormatBytes(FreeBytes(device)), " free\n");
+    if (device.kept_free_bytes() == 0) continue;
+    absl::StrAppend(&text, "  ", FormatBytes(device.kept_free_bytes()), " more is kept free for guarantees\n");
   }
   const std::string exact = StatusTable(overview, FormatBytes);
   absl::StrAppend(&text, "\n", WidthOf(exact) <= kWidth ? exact : StatusTable(overview, ShortBytes));

@@ -43,6 +43,8 @@ function figuresOf(device, waiting) {
   return [
     figure('free', 'Can be given to somebody now: held by nobody and not guaranteed, or cached by the daemon',
       bytes(device.free_bytes)),
+    ...figureOf(device.kept_free_bytes, 'kept free', 'Held by nobody, and kept for guarantees of sessions and claims',
+      bytes),
     figure('capacity', 'What the daemon may hand out', bytes(device.capacity_bytes)),
     figure('reserved', 'Held from the driver, by sessions or cached by the daemon', bytes(device.reserved_bytes)),
     ...figureOf(device.allocated_bytes, 'allocated', 'In blocks that programs use', bytes, {key: 'allocated'}),

@@ -263,7 +263,9 @@ TEST(StatusTest, SaysWhatIsFreeAndThatNothingIsBelowWhatIsCarriedOver) {
   device.set_idle_bytes(20_MiB);
   EXPECT_THAT(StatusText(data.overview), HasSubstr(", 216.00 MiB free\n")) << "of an older daemon: with what is cached";
   device.set_free_bytes(200_MiB);
-  EXPECT_THAT(StatusText(data.overview), HasSubstr(", 200.00 MiB free\n"));
+  EXPECT_THAT(StatusText(data.overview), HasSubstr(", 200.00 MiB free\n\n"));
+  device.set_kept_free_bytes(16_MiB);
+  EXPECT_THAT(StatusText(data.overview), HasSubstr("free\n  16.00 MiB more is kept free for guarantees\n"));
   device.set_carried_over_bytes(256_MiB);
   EXPECT_THAT(StatusText(data.overview), Not(HasSubstr("more than the capacity")));
   device.set_carried_over_bytes(300_MiB);
