@@ -10,14 +10,16 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <iterator>
 #include <utility>
 
-#include "absl/strings/numbers.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "allocator/base/descriptor_reserve.h"
 #include "server/base/client_log.h"
+#include "server/base/random_token.h"
 #include "server/identity/process_info.h"
+#include "server/rpc/http2_frames.h"
 
 namespace vrambroker {
 namespace {
@@ -25,18 +27,20 @@ namespace {
 constexpr std::chrono::milliseconds kRetry(10);       // those that wait to be handed over
 constexpr std::chrono::milliseconds kLastBytes(500);  // how long clients have to take them
 constexpr std::chrono::hours kNoTicks(24);
+constexpr absl::string_view kTokenHeader = "vrambroker-connection";
 
 }  // namespace
 
 // One connection. On the loop's thread.
 class Connections::Connection : public Relay::Owner {
  public:
-  Connection(Connections* all, uint64_t id, ClientSocket client, Caller caller)
+  Connection(Connections* all, uint64_t id, ClientSocket client, Caller caller, std::string token)
       : all_(*all),
         id_(id),
         caller_(std::move(caller)),
+        token_(std::move(token)),
         client_(client.get()),
-        relay_(&all->loop_, std::move(client), this) {}
+        relay_(&all->loop_, std::move(client), Http2Header(kTokenHeader, token_), this) {}
   ~Connection() override { all_.loop_.Unwatch(caller_.pidfd->get()); }
 
   absl::Status Start() {
@@ -57,8 +61,7 @@ class Connections::Connection : public Relay::Owner {
   StreamGuard::Who who() const { return {.pid = caller_.pid, .user = caller_.user()}; }
   size_t open_streams() const { return streams_.open(); }
   Relay& relay() { return relay_; }
-  int grpc_fd() const { return grpc_fd_; }
-  void set_grpc_fd(int fd) { grpc_fd_ = fd; }
+  const std::string& token() const { return token_; }
 
  private:
   absl::Status Count(StreamEvent event) {
@@ -89,9 +92,9 @@ class Connections::Connection : public Relay::Owner {
   Connections& all_;
   const uint64_t id_;
   const Caller caller_;
+  const std::string token_;  // no client can guess another one's
   const int client_;
   StreamBook streams_;
-  int grpc_fd_ = -1;  // gRPC closes it
   Relay relay_;
 };
 
@@ -128,7 +131,7 @@ void Connections::Stop() {
   {
     MutexLock lock(mu_);
     const SteadyTime deadline = std::chrono::steady_clock::now() + kLastBytes;
-    while (!by_fd_.empty() && closed_.WaitUntil(mu_, deadline)) {
+    while (!handed_over_.empty() && closed_.WaitUntil(mu_, deadline)) {
     }
   }
   loop_.Stop();
@@ -170,8 +173,11 @@ void Connections::Accept(ClientSocket socket, const ClaimOfListener& claim) {
   if (absl::Status status = CheckRoom(*caller); !status.ok()) {
     return LogRefusal(spdlog::level::err, *caller, status.message());
   }
+  const absl::StatusOr<RandomToken> token = NewRandomToken();
+  if (!token.ok()) return LogRefusal(spdlog::level::err, *caller, token.status().message());
   const uint64_t id = next_id_++;
-  auto connection = std::make_unique<Connection>(this, id, std::move(socket), *std::move(caller));
+  auto connection = std::make_unique<Connection>(this, id, std::move(socket), *std::move(caller),
+                                                 absl::BytesToHexString({token->data(), token->size()}));
   if (absl::Status status = connection->Start(); !status.ok()) {
     return LogRefusal(spdlog::level::err, connection->caller(), status.message());
   }
@@ -196,12 +202,9 @@ absl::StatusOr<UniqueFd> Connections::OpenServer(Connection& connection) {
   UniqueFd grpcs(ends[1]);
   MutexLock server_lock(server_mu_);
   if (server_ == nullptr) return absl::CancelledError("the daemon stops");
-  const int number = grpcs.get();
-  connection.set_grpc_fd(number);
   {
     MutexLock lock(mu_);
-    // gRPC may have closed an earlier connection of this number before the loop saw its end.
-    by_fd_[number] = {.caller = connection.caller(), .connection = connection.id()};
+    handed_over_.emplace(connection.token(), connection.caller());
   }
   // It returns soon: there is nothing to read yet. With something, gRPC would serve the client on this thread.
   grpc::AddInsecureChannelFromFd(server_, grpcs.Release());
@@ -228,9 +231,8 @@ void Connections::Forget(Connection& connection, const absl::Status& why) {
   if (--of_user_[connection.caller().user()] == 0) of_user_.erase(connection.caller().user());
   {
     MutexLock lock(mu_);
-    const auto it = by_fd_.find(connection.grpc_fd());
-    if (it != by_fd_.end() && it->second.connection == connection.id()) by_fd_.erase(it);
-    if (by_fd_.empty()) closed_.NotifyAll();
+    handed_over_.erase(connection.token());
+    if (handed_over_.empty()) closed_.NotifyAll();
   }
   connections_.erase(connection.id());
 }
@@ -256,16 +258,11 @@ absl::StatusOr<Caller> Connections::Identify(const grpc::CallbackServerContext& 
 }
 
 absl::StatusOr<Caller> Connections::Peer(const grpc::CallbackServerContext& context) const {
-  // For a connection that was handed over, gRPC's name of the peer is "fd:" and the descriptor number.
-  const std::string peer = context.peer();
-  absl::string_view number = peer;
-  int fd = -1;
-  if (absl::ConsumePrefix(&number, "fd:") && absl::SimpleAtoi(number, &fd)) {
+  const auto [token, end] = context.client_metadata().equal_range({kTokenHeader.data(), kTokenHeader.size()});
+  if (token != end) {  // headers of this name that a client sends are no connection's
     MutexLock lock(mu_);
-    const auto it = by_fd_.find(fd);
-    if (it != by_fd_.end()) {
-      if (!HasEnded(*it->second.caller.pidfd)) return it->second.caller;
-    }
+    const auto it = handed_over_.find(absl::string_view(token->second.data(), token->second.size()));
+    if (it != handed_over_.end() && std::next(token) == end && !HasEnded(*it->second.pidfd)) return it->second;
   }
   return absl::UnauthenticatedError("the process that made the connection is gone");
 }

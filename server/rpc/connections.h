@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -53,8 +54,10 @@ class Connections {
   // shut down.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Who makes the call. Unauthenticated when the connection is already gone, or the process that made it: a child that
-  // inherited the connection must not speak for the process that gets its parent's pid next. ResourceExhausted when its
+  // Who makes the call: the relay has put its connection's token into the call's headers. gRPC itself names a peer by a
+  // descriptor number, which another connection gets once gRPC has closed this one, while calls of this one still run.
+  // Unauthenticated when the connection is already gone, or the process that made it: a child that inherited the
+  // connection must not speak for the process that gets its parent's pid next. ResourceExhausted when its
   // user calls too often; every handler asks once, and one whose work is that of several calls says of how many.
   absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context, size_t calls = 1) const;
   // The same, however often its user calls.
@@ -62,10 +65,6 @@ class Connections {
 
  private:
   class Connection;
-  struct Registered {
-    Caller caller;
-    uint64_t connection = 0;
-  };
 
   // On the loop's thread.
   void AcceptAll(int listener, const ClaimOfListener& claim);
@@ -101,7 +100,7 @@ class Connections {
 
   mutable Mutex mu_;
   CondVar closed_;
-  absl::flat_hash_map<int, Registered> by_fd_ ABSL_GUARDED_BY(mu_);  // by gRPC's descriptor number
+  absl::flat_hash_map<std::string, Caller> handed_over_ ABSL_GUARDED_BY(mu_);  // to gRPC, by the connection's token
 };
 
 }  // namespace vrambroker

@@ -21,8 +21,11 @@ bool IsClosed(int fd) {
 
 }  // namespace
 
-Relay::Relay(EventLoop* loop, ClientSocket client, Owner* owner)
-    : loop_(*loop), owner_(*owner), client_socket_(std::move(client)) {
+Relay::Relay(EventLoop* loop, ClientSocket client, std::string header, Owner* owner)
+    : loop_(*loop),
+      owner_(*owner),
+      client_socket_(std::move(client)),
+      client_(Http2Frames::From::kClient, std::move(header)) {
   client_.fd = client_socket_.fd();
 }
 
@@ -73,12 +76,13 @@ absl::Status Relay::Carry(Side& from) {
     if (count == 0 || errno != EAGAIN || from.hung_up) from.ended = true;
     return absl::OkStatus();
   }
-  const absl::string_view bytes(piece.data(), count);
-  absl::Status status = from.frames.Read(bytes, [&](const Http2Frame& frame) {
-    return &from == &client_ ? owner_.OnClientFrame(frame) : owner_.OnServerFrame(frame);
-  });
+  std::string passed;
+  absl::Status status =
+      from.frames.Read({piece.data(), static_cast<size_t>(count)}, passed, [&](const Http2Frame& frame) {
+        return &from == &client_ ? owner_.OnClientFrame(frame) : owner_.OnServerFrame(frame);
+      });
   if (!status.ok()) return status;
-  if (status = Write(Other(from), bytes); !status.ok()) return status;
+  if (status = Write(Other(from), passed); !status.ok()) return status;
   return &from == &client_ && server_.fd == nullptr && from.frames.greeted() ? TryOpen(from) : absl::OkStatus();
 }
 

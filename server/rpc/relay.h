@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Relay: carries the bytes of one connection between its client and gRPC, and shows its owner the frames as they go by.
-// gRPC's own transport can neither be asked what a client does, nor be kept from taking it.
+// gRPC's own transport can neither be asked what a client does, nor be kept from taking it. Each call gets a header
+// that says which connection it has come over.
 #ifndef VRAMBROKER_SERVER_RPC_RELAY_H_
 #define VRAMBROKER_SERVER_RPC_RELAY_H_
 
@@ -9,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,8 +21,8 @@
 
 namespace vrambroker {
 
-// A side that does not take its bytes holds the other one up: at most kPieceBytes wait here in each direction. For the
-// loop's thread.
+// A side that does not take its bytes holds the other one up: at most kPieceBytes wait here in each direction, and the
+// headers of the calls that begin in them. For the loop's thread.
 class Relay {
  public:
   static constexpr size_t kPieceBytes = 16 << 10;
@@ -38,8 +40,8 @@ class Relay {
     virtual void OnEnd(const absl::Status& why) = 0;
   };
 
-  // Loop and owner outlive this object.
-  Relay(EventLoop* loop, ClientSocket client, Owner* owner);
+  // Loop and owner outlive this object. `header`: an Http2Header() for each call of the client.
+  Relay(EventLoop* loop, ClientSocket client, std::string header, Owner* owner);
   ~Relay();
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
@@ -51,7 +53,7 @@ class Relay {
 
  private:
   struct Side {
-    explicit Side(Http2Frames::From from) : frames(from) {}
+    explicit Side(Http2Frames::From from, std::string header = "") : frames(from, std::move(header)) {}
 
     std::shared_ptr<const UniqueFd> fd;  // null: gRPC's end, which is not there yet
     Http2Frames frames;                  // that came from here
@@ -83,7 +85,7 @@ class Relay {
   EventLoop& loop_;
   Owner& owner_;
   const ClientSocket client_socket_;
-  Side client_{Http2Frames::From::kClient};
+  Side client_;
   Side server_{Http2Frames::From::kServer};
 };
 

@@ -43,7 +43,7 @@ class RelayTest : public testing::Test, public Relay::Owner {
   void SetUp() override {
     auto [client, far] = Pair();
     client_ = std::move(client);
-    relay_ = std::make_unique<Relay>(&loop_, ClientSocket(std::move(far)), this);
+    relay_ = std::make_unique<Relay>(&loop_, ClientSocket(std::move(far)), Http2Header("who", "me"), this);
     ASSERT_TRUE(relay_->Start().ok());
     thread_ = std::thread([this] { loop_.Run(std::chrono::hours(1), [] {}); });
   }
@@ -164,6 +164,16 @@ TEST_F(RelayTest, CarriesBytesBothWays) {
   Send(server_, answer);
   EXPECT_EQ(Receive(client_, answer.size()), answer);
   EXPECT_EQ(server_frames_, 1);
+}
+
+TEST_F(RelayTest, EachCallGetsTheHeader) {
+  Connect();
+  Send(client_, Http2FrameText(1, 5, 1, "headers"));
+  const std::string expected = Http2FrameText(1, 1, 1, "headers") + Http2FrameText(9, 4, 1, Http2Header("who", "me"));
+  EXPECT_EQ(Receive(server_, expected.size()), expected);
+  const std::string answer = Http2FrameText(1, 5, 1, "headers");
+  Send(server_, answer);
+  EXPECT_EQ(Receive(client_, answer.size()), answer);
 }
 
 TEST_F(RelayTest, AClientThatDoesNotSpeakHttp2IsNotHandedOver) {
