@@ -128,28 +128,59 @@ static struct entry* mapping_in(cu_address address, size_t bytes) {
   return NULL;
 }
 
+/* Mappings go before the driver ends them: afterwards another thread may get the same handle for other memory. With
+ * the lock. `taken` gets the mapping, with the account and the bytes of a handle that goes with it. */
+static void take_mapping(struct table* from, struct entry* mapping, struct table* taken) {
+  struct entry* const handle = table_find(&handles, mapping->more);
+  struct entry out = *mapping;
+  out.owner = NULL;
+  if (table_put(taken, &out) != 0) return; /* it stays charged */
+  table_remove(from, mapping);
+  if (handle == NULL || handle->more == 0) return;
+  handle->more--;
+  if (handle->count != 0 || handle->more != 0) return;
+  struct entry* const known = table_find(taken, out.key);
+  known->owner = handle->owner;
+  known->count = handle->bytes;
+  table_remove(&handles, handle);
+}
+
+/* The driver has ended them, or not: then they are as they were. */
+static void mappings_taken(struct table* taken, struct table* from, int error) {
+  for (size_t i = 0; i < taken->size; i++) {
+    struct entry mapping = taken->places[i];
+    const struct entry handle = {.key = mapping.more, .owner = mapping.owner, .bytes = mapping.count};
+    if (mapping.key == 0) continue;
+    if (error == CU_OK) {
+      if (handle.owner != NULL) ledger_give(handle.owner, units_of(handle.bytes));
+      continue;
+    }
+    lock(&places);
+    if (handle.owner != NULL) table_put(&handles, &handle);
+    struct entry* const known = table_find(&handles, mapping.more);
+    mapping.owner = NULL;
+    mapping.count = 0;
+    if (known != NULL && table_put(from, &mapping) == 0) known->more++;
+    unlock(&places);
+  }
+  table_clear(taken);
+}
+
 int cuMemUnmap(cu_address address, size_t bytes) {
   REAL(cuMemUnmap);
-  const int error = driver->cuMemUnmap(address, bytes);
-  if (error != CU_OK) return error;
-  /* The addresses stay reserved, and this is the thread that knows of it: nobody maps there before this returns. */
+  struct table taken = {0};
   uint64_t left = bytes;
+  lock(&places);
   while (left != 0) {
-    struct gone gone = {0};
-    lock(&places);
-    struct entry* mapping = mapping_in(address, bytes);
-    left = mapping == NULL || mapping->bytes >= left ? 0 : left - mapping->bytes;
-    if (mapping != NULL) {
-      struct entry* known = table_find(&handles, mapping->more);
-      table_remove(&mappings, mapping);
-      if (known != NULL && known->more != 0) {
-        known->more--;
-        gone = look_at(known);
-      }
-    }
-    unlock(&places);
-    give(&gone);
+    struct entry* const mapping = mapping_in(address, bytes);
+    const uint64_t found = mapping == NULL ? left : mapping->bytes;
+    const size_t before = mappings.used;
+    if (mapping != NULL) take_mapping(&mappings, mapping, &taken);
+    left = found >= left || mappings.used == before ? 0 : left - found;
   }
+  unlock(&places);
+  const int error = driver->cuMemUnmap(address, bytes);
+  mappings_taken(&taken, &mappings, error);
   return error;
 }
 
@@ -173,55 +204,57 @@ static uint64_t key_of(const cu_tile* tile) {
   return key | 1;
 }
 
-/* With the lock. */
-static struct gone unmap_tile(struct entry* tile) {
-  struct gone gone = {0};
-  struct entry* known = table_find(&handles, tile->more);
-  table_remove(&tiles, tile);
-  if (known != NULL && known->more != 0) {
-    known->more--;
-    gone = look_at(known);
+/* Before the call, which ends what is mapped there. */
+static void take_tiles(const cu_tile* list, unsigned int count, struct table* taken) {
+  lock(&places);
+  for (unsigned int i = 0; i < count && list != NULL; i++) {
+    struct entry* const before = table_find(&tiles, key_of(&list[i]));
+    if (before != NULL) take_mapping(&tiles, before, taken);
   }
-  return gone;
+  unlock(&places);
 }
 
-static int map_tiles(int error, const cu_tile* list, unsigned int count) {
+static int map_tiles(int error, const cu_tile* list, unsigned int count, struct table* taken) {
+  lock(&places);
   for (unsigned int i = 0; i < count && error == CU_OK; i++) {
-    struct gone gone = {0};
     const struct entry tile = {.key = key_of(&list[i]), .more = list[i].handle, .context = list[i].array};
-    lock(&places);
-    struct entry* before = table_find(&tiles, tile.key);
-    if (before != NULL) gone = unmap_tile(before);
-    struct entry* known = list[i].operation == CU_TILE_MAP ? table_find(&handles, tile.more) : NULL;
+    struct entry* const again = table_find(&tiles, tile.key); /* twice in one call */
+    struct entry* const earlier = again == NULL ? NULL : table_find(&handles, again->more);
+    if (earlier != NULL && earlier->more != 0) earlier->more--;
+    if (again != NULL) table_remove(&tiles, again);
+    struct entry* const known = list[i].operation == CU_TILE_MAP ? table_find(&handles, tile.more) : NULL;
     if (known != NULL && table_put(&tiles, &tile) == 0) known->more++;
-    unlock(&places);
-    give(&gone);
   }
+  unlock(&places);
+  mappings_taken(taken, &tiles, error);
   return error;
 }
 
 int cuMemMapArrayAsync(const cu_tile* list, unsigned int count, cu_stream stream) {
   REAL(cuMemMapArrayAsync);
-  return map_tiles(driver->cuMemMapArrayAsync(list, count, stream), list, count);
+  struct table taken = {0};
+  take_tiles(list, count, &taken);
+  return map_tiles(driver->cuMemMapArrayAsync(list, count, stream), list, count, &taken);
 }
 
 int cuMemMapArrayAsync_ptsz(const cu_tile* list, unsigned int count, cu_stream stream) {
   REAL(cuMemMapArrayAsync_ptsz);
-  return map_tiles(driver->cuMemMapArrayAsync_ptsz(list, count, stream), list, count);
+  struct table taken = {0};
+  take_tiles(list, count, &taken);
+  return map_tiles(driver->cuMemMapArrayAsync_ptsz(list, count, stream), list, count, &taken);
 }
 
 void handles_forget_array(const void* array) {
-  for (int found = 1; found;) {
-    struct gone gone = {0};
-    found = 0;
-    lock(&places);
-    for (size_t i = 0; i < tiles.size && !found; i++) {
-      found = tiles.places[i].key != 0 && tiles.places[i].context == array;
-      if (found) gone = unmap_tile(&tiles.places[i]);
-    }
-    unlock(&places);
-    give(&gone);
+  struct table taken = {0};
+  lock(&places);
+  for (size_t i = 0; i < tiles.size;) {
+    struct entry* const tile = &tiles.places[i];
+    const size_t before = tiles.used;
+    if (tile->key != 0 && tile->context == array) take_mapping(&tiles, tile, &taken);
+    if (tiles.used == before) i++; /* else another may be in its place now */
   }
+  unlock(&places);
+  mappings_taken(&taken, &tiles, CU_OK);
 }
 
 void handles_forget_all(void) {

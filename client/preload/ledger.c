@@ -228,13 +228,21 @@ static int uncharge(struct account* account, int all) {
   return answer.code != CODE_UNAVAILABLE;
 }
 
-/* Never waits for the line: who has it does this, too, when it leaves. */
-static void settle(struct account* account) {
+static struct account* with_excess(void) {
+  struct account* found = NULL;
+  lock(&books);
+  for (int i = 0; i < account_count && found == NULL; i++) {
+    if (excess(&accounts[i]) != 0) found = &accounts[i];
+  }
+  unlock(&books);
+  return found;
+}
+
+/* Of all devices. Never waits for the line: who has it does this, too, when it leaves. */
+static void settle(void) {
   for (int done = 1; done;) {
-    lock(&books);
-    const uint64_t units = excess(account);
-    unlock(&books);
-    if (units == 0) return;
+    struct account* const account = with_excess();
+    if (account == NULL) return;
     const struct calm calm = calm_begin();
     done = line_try_enter();
     if (done) {
@@ -251,7 +259,7 @@ void ledger_give(struct account* account, uint64_t units) {
   account->used -= units < account->used ? units : account->used;
   const int is_too_much = excess(account) != 0;
   unlock(&books);
-  if (is_too_much) settle(account);
+  if (is_too_much) settle();
 }
 
 void ledger_owe(struct account* account, uint64_t units) {
@@ -333,7 +341,7 @@ static enum asked ask(struct account* account, uint64_t units, enum patience pat
   }
   const enum asked result = charge(account, units, message);
   line_leave();
-  settle(account);
+  settle();
   return result;
 }
 
@@ -353,7 +361,7 @@ static void set_awaited(struct account* account) {
 /* Until others have given memory back. */
 static enum asked wait_for(struct account* account, uint64_t units, uint64_t wait_ms, char* message) {
   set_awaited(account);
-  settle(account);
+  settle();
   lock(&books);
   const uint64_t owed = account->used > account->charged ? account->used - account->charged : 0;
   const uint64_t asked = units + owed;
@@ -461,6 +469,7 @@ int ledger_figures(struct account* account, uint64_t* limit, uint64_t* left) {
       unlock(&books);
     }
     line_leave();
+    settle();
   }
   calm_end(calm);
   /* Without a daemon: as it last said. */

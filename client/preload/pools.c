@@ -10,6 +10,7 @@
 #include "client/preload/graphs.h"
 #include "client/preload/growth.h"
 #include "client/preload/lock.h"
+#include "client/preload/runtime.h"
 #include "client/preload/table.h"
 
 enum { MOST_TRIES = 8 };
@@ -21,6 +22,8 @@ struct pool {
   cu_device device;       /* -1: the host's */
   uint64_t bytes;         /* of its allocations, and of those that the driver is asked for */
   uint64_t count;         /* of its allocations */
+  unsigned readers;       /* threads that look at all pools, and ask the driver about this one */
+  int is_going;           /* a thread destroys it: nobody else asks about it */
   struct pool* next;      /* of all: these stay, for another pool once they have neither handle nor allocation */
 };
 
@@ -70,11 +73,30 @@ static void read_pool(struct pool* pool) {
   if (has_shrunk || owes_still) __atomic_store_n(&may_have_shrunk, 1, __ATOMIC_RELAXED); /* perhaps not all of it yet */
 }
 
+static int reading(struct pool* pool) {
+  lock(&pool->reserve.lock);
+  const int may_read = pool->handle != NULL && !pool->is_going;
+  if (may_read) pool->readers++;
+  unlock(&pool->reserve.lock);
+  return may_read;
+}
+
+static void has_read(struct pool* pool) {
+  lock(&pool->reserve.lock);
+  pool->readers--;
+  unlock(&pool->reserve.lock);
+}
+
+/* No handler leaves it by siglongjmp(): who destroys a pool waits for those that ask about it. */
 void pools_read(void) {
+  const struct calm calm = calm_begin();
   __atomic_store_n(&may_have_shrunk, 0, __ATOMIC_RELAXED);
   for (struct pool* pool = __atomic_load_n(&all_pools, __ATOMIC_ACQUIRE); pool != NULL; pool = pool->next) {
+    if (!reading(pool)) continue;
     read_pool(pool);
+    has_read(pool);
   }
+  calm_end(calm);
 }
 
 void pools_read_if_freed(void) {
@@ -381,6 +403,7 @@ int cuMemFreeAsync_ptsz(cu_address address, cu_stream stream) {
 static void destroyed(struct pool* pool) {
   lock(&pool->reserve.lock);
   pool->handle = NULL;
+  pool->is_going = 0;
   pool->reserve.changes++;
   unlock(&pool->reserve.lock);
   leave(pool, 0, 0);
@@ -397,6 +420,20 @@ static struct pool* forget_pool(cu_pool handle) {
   }
   unlock(&places);
   return pool;
+}
+
+/* The driver forgets the handle: other threads, which may look at all pools, must not ask about it then. */
+static void send_readers_away(struct pool* pool) {
+  const struct calm calm = calm_begin();
+  lock(&pool->reserve.lock);
+  pool->is_going = 1;
+  while (pool->readers != 0) {
+    unlock(&pool->reserve.lock);
+    sleep_ms(1);
+    lock(&pool->reserve.lock);
+  }
+  unlock(&pool->reserve.lock);
+  calm_end(calm);
 }
 
 int cuMemPoolCreate(cu_pool* pool, const cu_pool_properties* properties) {
@@ -441,6 +478,7 @@ int cuMemPoolDestroy(cu_pool handle) {
   REAL(cuMemPoolDestroy);
   struct pool* const pool = forget_pool(handle);
   if (pool == NULL) return driver->cuMemPoolDestroy(handle);
+  send_readers_away(pool);
   driver->cuMemPoolTrimTo(handle, 0); /* so that what is known afterwards is what is in use */
   read_pool(pool);
   const int error = driver->cuMemPoolDestroy(handle);
@@ -451,6 +489,9 @@ int cuMemPoolDestroy(cu_pool handle) {
   const struct entry entry = {.key = (uint64_t)(uintptr_t)handle, .owner = pool};
   lock(&places);
   table_put(&pools, &entry); /* there is room: it was just removed */
+  lock(&pool->reserve.lock);
+  pool->is_going = 0;
+  unlock(&pool->reserve.lock);
   unlock(&places);
   return error;
 }

@@ -218,13 +218,20 @@ static sigset_t but_faults(void) {
   return signals;
 }
 
+/* The kernel keeps also signals that are ignored, as by nohup, while they are blocked. */
+static int is_ignored(int signal) {
+  struct sigaction action;
+  return sigaction(signal, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 /* Those that ask the program to end, and that the thread takes. */
 static sigset_t ends(void) {
   static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
   sigset_t taken;
   sigemptyset(&taken);
   for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
-    if (!sigismember(&calm_of_thread.signals, signals[i])) sigaddset(&taken, signals[i]);
+    if (sigismember(&calm_of_thread.signals, signals[i]) || is_ignored(signals[i])) continue;
+    sigaddset(&taken, signals[i]);
   }
   return taken;
 }
@@ -253,10 +260,10 @@ void calm_end(struct calm calm) {
 static int look(int descriptor, int milliseconds, enum holding holding) {
   struct pollfd readable = {descriptor, POLLIN, 0};
   const struct timespec time = {milliseconds / 1000, (long)(milliseconds % 1000) * 1000000};
+  if (holding == A_LOCK && poll(&readable, 1, milliseconds) > 0) return 1;
   const sigset_t awaited = ends();
   if (holding == A_LOCK) {
     sigset_t pending;
-    if (poll(&readable, 1, milliseconds) > 0) return 1;
     sigpending(&pending);
     for (int signal = 1; signal < SIGRTMIN; signal++) {
       if (sigismember(&pending, signal) && sigismember(&awaited, signal)) return INTERRUPTED;

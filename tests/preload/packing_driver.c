@@ -1,138 +1,287 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A libcuda.so.1 that puts small allocations together, as NVIDIA's does: into blocks of 2 MiB, first fit, and gives a
-// block back when nothing is in it. It has little else, and one device.
+// block back when nothing is in it. It has two devices. After each operation it looks whether a limit is passed.
+#include "tests/preload/packing.h"
+
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
-#define PUBLIC __attribute__((visibility("default")))
+enum { PLACE = 512, PLACES = UNIT / PLACE, BLOCKS = 64 };
 
-enum { UNIT = 2 << 20, PLACES = UNIT / 512, BLOCKS = 64, LARGE = 1 << 20 };
-
-static struct {
+static struct block {
+  unsigned long long large_bytes; /* of what begins here, and has whole blocks */
   int is_large;
+  int is_longer;              /* than a program can know */
+  int count;                  /* of small allocations in it */
+  int had;                    /* of those, and of the large one, that the program has been given */
   unsigned int bytes[PLACES]; /* of what begins there */
   unsigned char taken[PLACES];
-  unsigned long long large_bytes;
-} blocks[BLOCKS];
+  unsigned char is_had[PLACES];
+} blocks[DEVICES][BLOCKS];
 
 static const unsigned long long base = 0x7f0000000000;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static __thread int current;
+
+static struct device {
+  long long taken; /* units, of the blocks and of all else */
+  long long limit; /* 0: not looked at */
+  long long most;
+} devices[DEVICES];
+static int faults;
+
+/* --- looks --- */
+
+int packing_device(void) {
+  return current;
+}
+
+void packing_lock(void) {
+  pthread_mutex_lock(&mutex);
+}
+
+static void fault(const char* what, int device) {
+  if (faults++ < 8) {
+    fprintf(stderr, "packing: %s: %lld units of device %d are taken, %lld by calls that are not done\n", what,
+            devices[device].taken, device, packing_growth(device));
+  }
+}
+
+void packing_misused(const char* what) {
+  fault(what, current);
+}
+
+/* A small allocation may take a block before that is charged, and a pitch is known afterwards: until the call is done,
+ * or another allocation in the block is had. */
+static long long blocks_that_nobody_has(int device) {
+  long long units = 0;
+  for (int i = 0; i < BLOCKS; i++) {
+    const struct block* block = &blocks[device][i];
+    if (block->had != 0) continue;
+    if (block->count != 0) units++;
+    if (block->is_longer) units += (long long)units_of(block->large_bytes);
+  }
+  return units;
+}
+
+static void look(int device) {
+  const struct device* each = &devices[device];
+  if (each->taken > devices[device].most) devices[device].most = each->taken;
+  if (each->limit == 0 || each->taken <= each->limit) return;
+  if (each->taken - packing_growth(device) - blocks_that_nobody_has(device) > each->limit)
+    fault("the limit is passed", device);
+}
+
+void packing_unlock(void) {
+  for (int i = 0; i < DEVICES; i++) look(i);
+  pthread_mutex_unlock(&mutex);
+}
+
+int packing_take(int device, long long units) {
+  struct device* each = &devices[device];
+  if (units > 0 && each->taken + units > BLOCKS) return NO_MEMORY;
+  each->taken += units;
+  return OK;
+}
+
+/* For the program, which says how much it may have of each device. */
+PUBLIC void packing_limit(long long units) {
+  for (int i = 0; i < DEVICES; i++) devices[i].limit = units;
+}
+
+/* How many blocks it has taken of the first device. */
+PUBLIC int packing_blocks(void) {
+  packing_lock();
+  const int units = (int)devices[0].taken;
+  packing_unlock();
+  return units;
+}
+
+PUBLIC int packing_taken(int device) {
+  packing_lock();
+  const int units = (int)devices[device].taken;
+  packing_unlock();
+  return units;
+}
+
+PUBLIC int packing_most(int device) {
+  return (int)devices[device].most;
+}
+
+PUBLIC int packing_faults(void) {
+  return faults;
+}
+
+static struct block* block_of(unsigned long long address, int* device, int* place) {
+  const unsigned long long number = (address - base) / UNIT;
+  if (address < base || number >= (unsigned long long)DEVICES * BLOCKS) return NULL;
+  *device = (int)(number / BLOCKS);
+  *place = (int)((address - base) % UNIT / PLACE);
+  return &blocks[*device][number % BLOCKS];
+}
+
+/* The thread's call begins, or is done, and has given the program this; 0: nothing. */
+PUBLIC void packing_begin(const char* kind) {
+  packing_lock();
+  packing_call_begins(kind);
+  packing_unlock();
+}
+
+PUBLIC void packing_done(unsigned long long address) {
+  int device;
+  int place;
+  packing_lock();
+  struct block* block = block_of(address, &device, &place);
+  if (block != NULL) {
+    block->is_had[place] = 1;
+    block->had++;
+  }
+  packing_call_is_done(block != NULL ? 0 : address);
+  packing_unlock();
+}
+
+/* --- devices --- */
 
 PUBLIC int cuInit(unsigned int flags) {
   return (int)flags;
 }
 
 PUBLIC int cuDevicePrimaryCtxRetain(void** context, int device) {
-  *context = &blocks;
-  return device;
+  if (device < 0 || device >= DEVICES) return INVALID;
+  *context = &devices[device];
+  return OK;
 }
 
 PUBLIC int cuCtxSetCurrent(void* context) {
-  return context == NULL;
+  if (context == NULL) return INVALID;
+  current = (int)((struct device*)context - devices);
+  return OK;
 }
 
 PUBLIC int cuCtxGetCurrent(void** context) {
-  *context = &blocks;
-  return 0;
+  *context = &devices[current];
+  return OK;
 }
 
 PUBLIC int cuCtxGetDevice(int* device) {
-  *device = 0;
-  return 0;
+  *device = current;
+  return OK;
 }
 
 PUBLIC int cuDeviceGetUuid_v2(char* uuid, int device) {
-  memset(uuid, 0x11, 16); /* GPU-11111111-... */
-  return device;
-}
-
-static int is_empty(int block) {
-  if (blocks[block].is_large) return 0;
-  for (int i = 0; i < PLACES; i++) {
-    if (blocks[block].taken[i]) return 0;
-  }
-  return 1;
-}
-
-/* How many blocks it has taken. */
-PUBLIC int packing_blocks(void) {
-  int used = 0;
-  pthread_mutex_lock(&mutex);
-  for (int i = 0; i < BLOCKS; i++) used += !is_empty(i);
-  pthread_mutex_unlock(&mutex);
-  return used;
+  memset(uuid, 0x11 * (device + 1), 16); /* GPU-11111111-..., GPU-22222222-... */
+  return OK;
 }
 
 PUBLIC int cuMemGetInfo_v2(size_t* left, size_t* total) {
   *total = (size_t)BLOCKS * UNIT;
-  *left = *total - (size_t)packing_blocks() * UNIT;
-  return 0;
+  *left = *total - (size_t)packing_taken(current) * UNIT;
+  return OK;
 }
 
 PUBLIC int cuDeviceTotalMem_v2(size_t* bytes, int device) {
   *bytes = (size_t)BLOCKS * UNIT;
-  return device;
+  return device < 0 || device >= DEVICES ? INVALID : OK;
 }
 
-static int take_large(unsigned long long* address, size_t bytes) {
-  const int wanted = (int)((bytes + UNIT - 1) / UNIT);
-  for (int first = 0; first + wanted <= BLOCKS; first++) {
-    int free_blocks = 0;
-    while (free_blocks < wanted && is_empty(first + free_blocks)) free_blocks++;
-    if (free_blocks < wanted) continue;
-    for (int i = 0; i < wanted; i++) blocks[first + i].is_large = 1;
-    blocks[first].large_bytes = bytes;
-    *address = base + (unsigned long long)first * UNIT;
-    return 0;
+/* --- memory with an address. With the lock. --- */
+
+static unsigned long long address_at(int device, int block, int place) {
+  return base + ((unsigned long long)device * BLOCKS + (unsigned long long)block) * UNIT +
+         (unsigned long long)place * PLACE;
+}
+
+static int take_large(unsigned long long* address, size_t bytes, int is_longer) {
+  const unsigned long long wanted = units_of(bytes);
+  struct block* const all = blocks[current];
+  for (int first = 0; first + (long long)wanted <= BLOCKS; first++) {
+    unsigned long long found = 0;
+    while (found < wanted && !all[first + (int)found].is_large && all[first + (int)found].count == 0) found++;
+    if (found < wanted) continue;
+    if (packing_take(current, (long long)wanted) != OK) return NO_MEMORY;
+    for (unsigned long long i = 0; i < wanted; i++) all[first + (int)i].is_large = 1;
+    all[first].large_bytes = bytes;
+    all[first].is_longer = is_longer;
+    *address = address_at(current, first, 0);
+    return OK;
   }
-  return 2;
+  return NO_MEMORY;
 }
 
 static int take_small(unsigned long long* address, size_t bytes) {
-  const int wanted = (int)((bytes + 511) / 512);
-  for (int block = 0; block < BLOCKS; block++) {
-    if (blocks[block].is_large) continue;
+  const int wanted = (int)((bytes + PLACE - 1) / PLACE);
+  for (int i = 0; i < BLOCKS; i++) {
+    struct block* const block = &blocks[current][i];
+    if (block->is_large) continue;
     for (int first = 0; first + wanted <= PLACES; first++) {
-      int free_places = 0;
-      while (free_places < wanted && !blocks[block].taken[first + free_places]) free_places++;
-      if (free_places < wanted) {
-        first += free_places;
+      int found = 0;
+      while (found < wanted && !block->taken[first + found]) found++;
+      if (found < wanted) {
+        first += found;
         continue;
       }
-      memset(&blocks[block].taken[first], 1, (size_t)wanted);
-      blocks[block].bytes[first] = (unsigned int)bytes;
-      *address = base + (unsigned long long)block * UNIT + (unsigned long long)first * 512;
-      return 0;
+      if (block->count == 0 && packing_take(current, 1) != OK) return NO_MEMORY;
+      block->count++;
+      memset(&block->taken[first], 1, (size_t)wanted);
+      block->bytes[first] = (unsigned int)bytes;
+      *address = address_at(current, i, first);
+      return OK;
     }
   }
-  return 2;
+  return NO_MEMORY;
 }
 
-PUBLIC int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
-  if (bytes == 0) return 1;
-  pthread_mutex_lock(&mutex);
-  const int error = bytes >= LARGE ? take_large(address, bytes) : take_small(address, bytes);
-  pthread_mutex_unlock(&mutex);
+static int take(unsigned long long* address, size_t bytes, int is_longer) {
+  if (bytes == 0) return INVALID;
+  packing_lock();
+  const int error = bytes >= SMALL ? take_large(address, bytes, is_longer) : take_small(address, bytes);
+  packing_unlock();
   return error;
 }
 
 static int give(unsigned long long address) {
-  const int block = (int)((address - base) / UNIT);
-  const int first = (int)((address - base) % UNIT / 512);
-  if (address < base || block >= BLOCKS) return 1;
-  if (blocks[block].is_large) {
-    const int count = (int)((blocks[block].large_bytes + UNIT - 1) / UNIT);
-    for (int i = 0; i < count; i++) blocks[block + i].is_large = 0;
-    return 0;
+  int device;
+  int place;
+  struct block* const block = block_of(address, &device, &place);
+  if (block == NULL) return INVALID;
+  if (block->is_large) {
+    const unsigned long long units = units_of(block->large_bytes);
+    packing_take(device, -(long long)units);
+    for (unsigned long long i = 0; i < units; i++) block[i].is_large = 0;
+    block->large_bytes = 0;
+    block->is_longer = 0;
+  } else if (block->taken[place]) {
+    memset(&block->taken[place], 0, (block->bytes[place] + PLACE - 1) / PLACE);
+    if (--block->count == 0) packing_take(device, -1);
+  } else {
+    return INVALID;
   }
-  memset(&blocks[block].taken[first], 0, (blocks[block].bytes[first] + 511) / 512);
-  return 0;
+  block->had -= block->is_had[place];
+  block->is_had[place] = 0;
+  return OK;
+}
+
+PUBLIC int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
+  return take(address, bytes, 0);
+}
+
+PUBLIC int cuMemAllocManaged(unsigned long long* address, size_t bytes, unsigned int flags) {
+  return flags == 0 ? INVALID : take(address, bytes, 0);
+}
+
+/* Rows are longer than a program can know. */
+PUBLIC int cuMemAllocPitch_v2(unsigned long long* address, size_t* pitch, size_t width, size_t height,
+                              unsigned int element) {
+  *pitch = (width + PLACE - 1) / PLACE * PLACE + PLACE;
+  return element == 0 ? INVALID : take(address, *pitch * height, 1);
 }
 
 PUBLIC int cuMemFree_v2(unsigned long long address) {
-  pthread_mutex_lock(&mutex);
+  packing_lock();
   const int error = give(address);
-  pthread_mutex_unlock(&mutex);
+  packing_unlock();
   return error;
 }

@@ -7,6 +7,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -23,11 +24,15 @@ constexpr uint8_t kToken[sizeof(PlayedDaemon::Request::token)] = {'t', 'o', 'k',
 }  // namespace
 
 PlayedDaemon::PlayedDaemon(const std::string& uuid, uint64_t limit_bytes)
-    : uuid_(uuid),
+    : PlayedDaemon(std::vector<std::string>{uuid}, limit_bytes) {}
+
+PlayedDaemon::PlayedDaemon(const std::vector<std::string>& uuids, uint64_t limit_bytes)
+    : uuids_(uuids),
       limit_(limit_bytes),
       folder_(MakeTempDir()),
       listener_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)),
-      wake_(eventfd(0, EFD_CLOEXEC)) {
+      wake_(eventfd(0, EFD_CLOEXEC)),
+      charged_(uuids.size()) {
   sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = {}};
   std::snprintf(address.sun_path, sizeof address.sun_path, "%s/%s", folder_.c_str(), VRAMBROKER_COUNT_SOCKET);
   if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
@@ -93,7 +98,7 @@ void PlayedDaemon::SetBusy(uint32_t call, int times) {
 
 void PlayedDaemon::Forget() {
   const std::lock_guard<std::mutex> lock(mu_);
-  charged_ = 0;
+  charged_.assign(uuids_.size(), 0);
 }
 
 int PlayedDaemon::Calls(uint32_t call) const {
@@ -102,9 +107,9 @@ int PlayedDaemon::Calls(uint32_t call) const {
   return it == calls_.end() ? 0 : it->second;
 }
 
-uint64_t PlayedDaemon::charged() const {
+uint64_t PlayedDaemon::charged(size_t device) const {
   const std::lock_guard<std::mutex> lock(mu_);
-  return charged_;
+  return charged_[device];
 }
 
 std::string PlayedDaemon::Bytes(const Answer& answer) {
@@ -168,37 +173,39 @@ PlayedDaemon::Answer PlayedDaemon::AnswerTo(const Request& request) {
   Answer answer = {};
   answer.version = VRAMBROKER_COUNT_VERSION;
   answer.call = request.call;
-  answer.devices = 1;
+  answer.devices = static_cast<uint32_t>(uuids_.size());
   if (int& left = busy_[request.call]; left > 0) {
     --left;
     answer.code = 14;
     return answer;
   }
+  const size_t device = std::min<size_t>(request.device, uuids_.size() - 1);
+  uint64_t& charged = charged_[device];
   switch (request.call) {
     case VRAMBROKER_COUNT_HELLO:
-      if (std::memcmp(request.token, kToken, sizeof kToken) != 0) charged_ = 0;
+      if (std::memcmp(request.token, kToken, sizeof kToken) != 0) charged_.assign(uuids_.size(), 0);
       std::memcpy(answer.token, kToken, sizeof kToken);
       break;
     case VRAMBROKER_COUNT_CHARGE:
     case VRAMBROKER_COUNT_WAIT:
     case VRAMBROKER_COUNT_HOLD:
-      if (request.bytes > limit_ - charged_) {
+      if (request.bytes > limit_ - charged) {
         answer.code = 8;
         std::snprintf(answer.message, sizeof answer.message, "the played daemon has no more");
       } else {
-        charged_ += request.bytes;
+        charged += request.bytes;
       }
       break;
     case VRAMBROKER_COUNT_UNCHARGE:
-      charged_ -= request.bytes;
+      charged -= request.bytes;
       break;
     default:
       break;
   }
   answer.limit_bytes = limit_;
-  answer.charged_bytes = charged_;
-  answer.free_bytes = limit_ - charged_;
-  std::snprintf(answer.uuid, sizeof answer.uuid, "%s", uuid_.c_str());
+  answer.charged_bytes = charged;
+  answer.free_bytes = limit_ - charged;
+  std::snprintf(answer.uuid, sizeof answer.uuid, "%s", uuids_[device].c_str());
   return answer;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A daemon's count socket, played: it counts one device rightly, unless it is told to do something else.
+// A daemon's count socket, played: it counts its devices rightly, unless it is told to do something else.
 #ifndef VRAMBROKER_TESTS_PRELOAD_PLAYED_DAEMON_H_
 #define VRAMBROKER_TESTS_PRELOAD_PLAYED_DAEMON_H_
 
@@ -26,7 +26,9 @@ class PlayedDaemon {
   // they are.
   using Distort = std::function<std::optional<std::string>(const Request& request, const Answer& answer)>;
 
+  // `limit_bytes` of each device.
   PlayedDaemon(const std::string& uuid, uint64_t limit_bytes);
+  PlayedDaemon(const std::vector<std::string>& uuids, uint64_t limit_bytes);
   ~PlayedDaemon();
 
   const std::string& socket_dir() const { return folder_; }
@@ -46,7 +48,7 @@ class PlayedDaemon {
   void Forget();
 
   int Calls(uint32_t call) const;
-  uint64_t charged() const;
+  uint64_t charged(size_t device = 0) const;
 
   static std::string Bytes(const Answer& answer);
 
@@ -57,7 +59,7 @@ class PlayedDaemon {
   // REQUIRES: mu_ is held.
   Answer AnswerTo(const Request& request);
 
-  const std::string uuid_;
+  const std::vector<std::string> uuids_;
   const uint64_t limit_;
   const std::string folder_;
   UniqueFd listener_;
@@ -72,7 +74,7 @@ class PlayedDaemon {
   bool ends_ = false;
   bool hangs_up_ = false;
   std::map<uint32_t, int> busy_;
-  uint64_t charged_ = 0;
+  std::vector<uint64_t> charged_;  // by device
   std::map<uint32_t, int> calls_;
   std::vector<UniqueFd> connections_;
   std::thread thread_;

@@ -22,8 +22,9 @@ namespace vrambroker::testing_support {
 
 inline constexpr uint64_t kMiB = uint64_t{1} << 20;
 
-// Names the packing driver's one device.
+// Name the packing driver's devices.
 inline constexpr char kPackingUuid[] = "GPU-11111111-1111-1111-1111-111111111111";
+inline constexpr char kSecondPackingUuid[] = "GPU-22222222-2222-2222-2222-222222222222";
 
 // The answer to "info".
 inline std::string Info(uint64_t free_mib, uint64_t total_mib) {

@@ -150,9 +150,19 @@ static int use_gpu(void) {
   return error;
 }
 
+static __thread int own_device;
+
+void use_device_here(int device) {
+  own_device = device;
+}
+
+int device_here(void) {
+  return own_device;
+}
+
 void* set_current(void) {
   void* context = NULL;
-  driver.cuDevicePrimaryCtxRetain(&context, 0);
+  driver.cuDevicePrimaryCtxRetain(&context, own_device);
   driver.cuCtxSetCurrent(context);
   return context;
 }
@@ -366,9 +376,14 @@ static void command(char* line) {
       churn(atoi(first), atoi(second), size_of(third));
     } else if (strcmp(word, "crowd") == 0) {
       crowd(first, atoi(second), atoi(third), size_of(fourth));
+    } else if (strcmp(word, "pack") == 0) {
+      pack(driver_library, atoi(first), atoi(second), atoi(third));
     } else if (strcmp(word, "blocks") == 0) { /* of the packing driver, which no hook stands before */
       int (*blocks)(void) = dlsym(driver_library, "packing_blocks");
       printf("0 %d\n", blocks());
+    } else if (strcmp(word, "taken") == 0) { /* likewise, of a device */
+      int (*taken)(int) = dlsym(driver_library, "packing_taken");
+      printf("0 %d\n", taken(atoi(first)));
     } else if (strcmp(word, "cancel") == 0) {
       cancel(size_of(first));
     } else if (strcmp(word, "errno") == 0) {

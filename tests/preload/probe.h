@@ -73,6 +73,8 @@
   F(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", 11040,                                      \
     (void** exec, void* graph, unsigned long long flags))                                                   \
   F(cuGraphLaunch, "cuGraphLaunch", 10000, (void* exec, void* stream))                                      \
+  F(cuGraphExecDestroy, "cuGraphExecDestroy", 10000, (void* exec))                                          \
+  F(cuGraphDestroy, "cuGraphDestroy", 10000, (void* graph))                                                 \
   F(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, (int device))
 
 typedef unsigned long long address_t; /* or a handle of memory */
@@ -156,18 +158,22 @@ struct thing {
   address_t address;
   address_t handle;
   size_t bytes;
-  void* array;
+  void* array; /* or a pool, or a graph */
+  void* exec;
 };
 
-/* Both return the driver's error (probe_kinds.c). */
+/* On the thread's device (set_current). Both return the driver's error (probe_kinds.c). */
 int allocate_thing(struct thing* thing, const char* kind, size_t bytes);
 int free_thing(const struct thing* thing);
 unsigned long long size_of(const char* text);
-/* The thread's context is the primary one of the first device. */
+/* The thread's context is the primary one of the first device, or of this one. */
 void* set_current(void);
+void use_device_here(int device);
+int device_here(void);
 
 /* Threads that allocate and free (probe_crowd.c). */
 void crowd(const char* kind, int threads, int times, unsigned long long bytes);
+void pack(void* packing_driver, int threads, int times, int limit);
 
 /* Allocates and frees by kind (probe_kinds.c), and prints the error. */
 void probe_kinds(const char* word, const char* first, const char* second);

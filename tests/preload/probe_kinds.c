@@ -22,7 +22,8 @@ static struct properties on_device(void) {
   struct properties properties;
   memset(&properties, 0, sizeof properties);
   properties.type = 1;          /* pinned */
-  properties.location_type = 1; /* device 0 */
+  properties.location_type = 1; /* a device */
+  properties.location = device_here();
   return properties;
 }
 
@@ -46,6 +47,58 @@ static int create_and_map(struct thing* thing) {
   if (error == 0) error = driver.cuMemMap(thing->address, thing->bytes, 0, thing->handle, 0);
   if (error == 0) error = driver.cuMemRelease(thing->handle);
   return error;
+}
+
+/* Of a pool of its own. */
+static int create_pool(struct thing* thing) {
+  const struct properties properties = on_device();
+  int error = driver.cuMemPoolCreate(&thing->array, &properties);
+  if (error != 0) return error;
+  error = driver.cuMemAllocFromPoolAsync(&thing->address, thing->bytes, thing->array, NULL);
+  if (error != 0) driver.cuMemPoolDestroy(thing->array);
+  return error;
+}
+
+/* A graph with a node that allocates, ready to run. */
+static int create_graph(struct thing* thing) {
+  struct allocation allocation;
+  void* node;
+  memset(&allocation, 0, sizeof allocation);
+  allocation.type = 1;
+  allocation.location_type = 1;
+  allocation.location = device_here();
+  allocation.bytes = thing->bytes;
+  int error = driver.cuGraphCreate(&thing->array, 0);
+  if (error != 0) return error;
+  error = driver.cuGraphAddMemAllocNode(&node, thing->array, NULL, 0, &allocation);
+  if (error == 0) error = driver.cuGraphInstantiateWithFlags(&thing->exec, thing->array, 0);
+  if (error != 0) driver.cuGraphDestroy(thing->array);
+  return error;
+}
+
+static int destroy_graph(const struct thing* thing) {
+  int error = driver.cuGraphExecDestroy(thing->exec);
+  if (error == 0) error = driver.cuGraphDestroy(thing->array);
+  return error != 0 ? error : driver.cuDeviceGraphMemTrim(device_here());
+}
+
+static struct thing another;
+
+static void create_another(void) {
+  create(&another);
+}
+
+/* "unmap_and_reuse BYTES": memory that is mapped, and whose handle is another's as soon as it is unmapped. */
+static int unmap_and_reuse(void (*when_unmapped)(void (*)(void)), size_t bytes) {
+  struct thing thing = {.kind = "mapped", .bytes = bytes};
+  another = (struct thing){.kind = "handle", .bytes = bytes / 2};
+  int error = create_and_map(&thing);
+  const address_t handle = thing.handle;
+  when_unmapped(create_another);
+  if (error == 0) error = free_thing(&thing);
+  when_unmapped(NULL);
+  if (error == 0 && another.handle != handle) return -1;
+  return error != 0 ? error : free_thing(&another);
 }
 
 /* "map_beside COUNT BYTES": handles that are mapped side by side, and are one thing, to be unmapped at once. */
@@ -101,6 +154,8 @@ int allocate_thing(struct thing* thing, const char* kind, size_t bytes) {
   if (strcmp(kind, "mipmapped") == 0) return driver.cuMipmappedArrayCreate(&thing->array, &array3d, 1);
   if (strncmp(kind, "handle", 6) == 0) return create(thing);
   if (strcmp(kind, "mapped") == 0) return create_and_map(thing);
+  if (strcmp(kind, "own_pool") == 0) return create_pool(thing);
+  if (strcmp(kind, "graph") == 0) return create_graph(thing);
   if (strcmp(kind, "async") == 0) return driver.cuMemAllocAsync(&thing->address, bytes, stream);
   if (strcmp(kind, "pool") == 0) return driver.cuMemAllocFromPoolAsync(&thing->address, bytes, pool, stream);
   return -1;
@@ -117,6 +172,11 @@ int free_thing(const struct thing* thing) {
     const int error = driver.cuMemFreeAsync(thing->address, stream);
     return error != 0 ? error : driver.cuStreamSynchronize(stream);
   }
+  if (strcmp(kind, "own_pool") == 0) {
+    const int error = driver.cuMemFreeAsync(thing->address, NULL);
+    return error != 0 ? error : driver.cuMemPoolDestroy(thing->array);
+  }
+  if (strcmp(kind, "graph") == 0) return destroy_graph(thing);
   return driver.cuMemFree_v2(thing->address);
 }
 
@@ -294,6 +354,10 @@ static int other(const char* word, const char* first, const char* second) {
   if (strcmp(word, "join") == 0) return join_thread();
   if (strcmp(word, "make_graph") == 0) {
     return make_node_graph(&context, &handle, size_of(first), atoi(second), 0);
+  }
+  if (strcmp(word, "unmap_and_reuse") == 0) {
+    void* const driver_library = dlopen("libcuda.so.1", RTLD_NOW);
+    return unmap_and_reuse(dlsym(driver_library, "packing_when_unmapped"), size_of(first));
   }
   if (strcmp(word, "synchronize") == 0) return driver.cuCtxSynchronize();
   if (strcmp(word, "retain") == 0) {

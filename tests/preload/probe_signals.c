@@ -45,6 +45,8 @@ static void* end_thread(void* nothing) {
 int probe_signals(const char* word, const char* first, const char* second) {
   if (strcmp(word, "handle") == 0) { /* a signal: its handler writes a line */
     printf("%d\n", handle(first, tell));
+  } else if (strcmp(word, "ignore") == 0) { /* a signal */
+    printf("%d\n", handle(first, SIG_IGN));
   } else if (strcmp(word, "jump") == 0) { /* allocates; the signal's handler jumps out of it */
     address_t address;
     handle(first, jump);

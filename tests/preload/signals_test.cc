@@ -6,13 +6,17 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdint>
 #include <fstream>
 #include <iterator>
 #include <optional>
 #include <string>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/synchronization/notification.h"
 #include "tests/preload/played_daemon.h"
 #include "tests/preload/preload_fixture.h"
@@ -114,6 +118,36 @@ TEST_F(PreloadSignals, OtherSignalsAreHandledAndTheWaitGoesOn) {
   }
   go.Notify();
   EXPECT_EQ(program.Hear(), "0");
+}
+
+// A number of /proc/PID/status.
+uint64_t StatusOf(Program& program, const std::string& name, bool is_hexadecimal = false) {
+  std::ifstream file(absl::StrCat("/proc/", program.process().pid(), "/status"));
+  uint64_t number = 0;
+  for (std::string line; std::getline(file, line);) {
+    absl::string_view value = line;
+    if (!absl::ConsumePrefix(&value, name + ":\t")) continue;
+    EXPECT_TRUE(is_hexadecimal ? absl::SimpleHexAtoi(value, &number) : absl::SimpleAtoi(value, &number)) << line;
+  }
+  return number;
+}
+
+// As a program under nohup whose terminal hangs up: the signal is kept while the daemon is asked.
+TEST_F(PreloadSignals, AnIgnoredSignalEndsNoCall) {
+  Program program = RunPacking();
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+  EXPECT_EQ(program.Ask(absl::StrCat("ignore ", SIGHUP)), "0");
+  const int calls = daemon_.Calls(VRAMBROKER_COUNT_CHARGE);
+  daemon_.HoldBack(VRAMBROKER_COUNT_CHARGE);
+  program.Tell("alloc plain 4M");
+  ASSERT_TRUE(WaitFor([&] { return daemon_.Calls(VRAMBROKER_COUNT_CHARGE) > calls; }));
+  program.process().Signal(SIGHUP);
+  ASSERT_TRUE(WaitFor([&] { return (StatusOf(program, "ShdPnd", true) & 1) != 0; }));
+  const uint64_t looks = StatusOf(program, "voluntary_ctxt_switches");
+  ASSERT_TRUE(WaitFor([&] { return StatusOf(program, "voluntary_ctxt_switches") > looks + 2; }));
+  daemon_.SendHeldBack();
+  EXPECT_EQ(program.Hear(), "0");
+  EXPECT_EQ(daemon_.Calls(VRAMBROKER_COUNT_HELLO), 1);
 }
 
 TEST_F(PreloadSignals, AHandlerThatJumpsOutOfACallLeavesNoLock) {

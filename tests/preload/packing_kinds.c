@@ -1,0 +1,487 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory of other kinds of the packing driver: arrays, memory by handle, pools and graphs. A number that is free is
+// given out again at once.
+#include <stdint.h>
+#include <string.h>
+
+#include "tests/preload/packing.h"
+
+enum { RECORDS = 1 << 14, POOL_UNITS = 2, POOL_PLACE = 512 << 10, FRAGMENTED = 5 };
+
+enum kind { NOTHING, ARRAY, MEMORY, MAPPING, POOL, FROM_POOL, GRAPH };
+
+static struct record {
+  enum kind kind;
+  int device;
+  unsigned long long bytes; /* of a pool: in use */
+  unsigned long long units; /* of a pool: what it has */
+  int references;           /* of memory, and of a pool: its allocations */
+  int mappings;
+  int of;                 /* the memory of a mapping; the pool of an allocation */
+  int is_had;             /* by the program: what is allocated from a pool, or a graph */
+  unsigned long long had; /* of a pool: bytes */
+} records[RECORDS];
+static int unused[RECORDS];
+static int count_unused;
+static int next;
+
+static const unsigned long long addresses = 0x7e0000000000;
+
+static unsigned long long array_bytes[DEVICES]; /* of small ones, which share units */
+static unsigned long long graph_units[DEVICES]; /* also of graphs that are no more */
+static unsigned long long graphs_use[DEVICES];
+static unsigned long long graphs_had[DEVICES];
+static int pools_of_devices[DEVICES];
+static unsigned long long unhad_units[DEVICES]; /* of other pools, of which the program has nothing */
+
+static __thread enum kind begun; /* the thread's call: from its device's pool, or of a graph */
+static int calls[DEVICES][GRAPH + 1];
+
+/* --- records. With the lock. --- */
+
+static int make(enum kind kind, int device, unsigned long long bytes) {
+  if (count_unused == 0 && next + 1 == RECORDS) return 0;
+  const int number = count_unused != 0 ? unused[--count_unused] : ++next;
+  records[number] = (struct record){.kind = kind, .device = device, .bytes = bytes};
+  return number;
+}
+
+static struct record* find(unsigned long long number, enum kind kind) {
+  if (number != 0 && number < RECORDS && records[number].kind == kind) return &records[number];
+  packing_misused("a call with what is no more");
+  return NULL;
+}
+
+static void drop(struct record* record) {
+  record->kind = NOTHING;
+  unused[count_unused++] = (int)(record - records);
+}
+
+/* --- calls that are not done. With the lock. --- */
+
+/* Several calls may share a reserve: the last one that is done gives back what is too much. */
+static long long beyond(unsigned long long units, unsigned long long had, int is_called) {
+  return is_called && units > had ? (long long)(units - had) : 0;
+}
+
+long long packing_growth(int device) {
+  const struct record* const pool = &records[pools_of_devices[device]];
+  return (long long)unhad_units[device] + beyond(pool->units, units_of(pool->had), calls[device][POOL]) +
+         beyond(graph_units[device], graphs_had[device], calls[device][GRAPH]);
+}
+
+void packing_call_begins(const char* kind) {
+  begun = strcmp(kind, "async") == 0 ? POOL : strcmp(kind, "graph") == 0 ? GRAPH : NOTHING;
+  calls[packing_device()][begun]++;
+}
+
+/* Units that the pool has got, or has not any more. */
+static int grow(struct record* pool, long long units) {
+  const int error = packing_take(pool->device, units);
+  if (error != OK) return error;
+  pool->units += (unsigned long long)units;
+  if (pool != &records[pools_of_devices[pool->device]] && pool->had == 0)
+    unhad_units[pool->device] += (unsigned long long)units;
+  return OK;
+}
+
+/* The program has the allocation, or not any more. */
+static void have(struct record* memory, int is_had) {
+  struct record* const pool = &records[memory->of];
+  const int is_own = pool != &records[pools_of_devices[pool->device]];
+  if (memory->is_had == is_had) return;
+  if (is_own && pool->had == 0) unhad_units[pool->device] -= pool->units;
+  pool->had += is_had ? memory->bytes : -memory->bytes;
+  if (is_own && pool->had == 0) unhad_units[pool->device] += pool->units;
+  memory->is_had = is_had;
+}
+
+static unsigned long long number_of(unsigned long long address) {
+  return address < addresses ? 0 : (address - addresses) >> 30;
+}
+
+void packing_call_is_done(unsigned long long number) {
+  struct record* const memory = &records[number_of(number)];
+  calls[packing_device()][begun]--;
+  if (memory->kind == FROM_POOL) have(memory, 1);
+  if (begun == GRAPH && number != 0) {
+    records[number].is_had = 1;
+    graphs_had[records[number].device] += records[number].units;
+  }
+  begun = NOTHING;
+}
+
+/* --- arrays, of floats --- */
+
+static unsigned long long units_of_arrays(int device) {
+  return units_of(array_bytes[device]);
+}
+
+static int add_array(int device, unsigned long long bytes, int sign) {
+  const unsigned long long before = units_of_arrays(device);
+  if (bytes >= SMALL) return packing_take(device, sign * (long long)units_of(bytes));
+  array_bytes[device] += (unsigned long long)sign * bytes;
+  const int error = packing_take(device, (long long)(units_of_arrays(device) - before));
+  if (error != OK) array_bytes[device] -= bytes;
+  return error;
+}
+
+static int make_array(void** array, size_t width, size_t height, size_t depth) {
+  const unsigned long long bytes = 4ull * width * (height == 0 ? 1 : height) * (depth == 0 ? 1 : depth);
+  packing_lock();
+  const int number = make(ARRAY, packing_device(), bytes);
+  const int error = number == 0 ? NO_MEMORY : add_array(packing_device(), bytes, 1);
+  if (error == OK) *array = (void*)(uintptr_t)number;
+  if (error != OK && number != 0) drop(&records[number]);
+  packing_unlock();
+  return error;
+}
+
+struct array {
+  size_t width, height;
+  int format;
+  unsigned int channels;
+};
+
+struct array3d {
+  size_t width, height, depth;
+  int format;
+  unsigned int channels, flags;
+};
+
+PUBLIC int cuArrayCreate_v2(void** array, const struct array* of) {
+  return make_array(array, of->width, of->height, 0);
+}
+
+PUBLIC int cuArray3DCreate_v2(void** array, const struct array3d* of) {
+  return make_array(array, of->width, of->height, of->depth);
+}
+
+PUBLIC int cuMipmappedArrayCreate(void** array, const struct array3d* of, unsigned int levels) {
+  return levels != 1 ? INVALID : make_array(array, of->width, of->height, of->depth);
+}
+
+PUBLIC int cuArrayDestroy(void* array) {
+  packing_lock();
+  struct record* const record = find((uintptr_t)array, ARRAY);
+  if (record != NULL) {
+    add_array(record->device, record->bytes, -1);
+    drop(record);
+  }
+  packing_unlock();
+  return record == NULL ? INVALID : OK;
+}
+
+PUBLIC int cuMipmappedArrayDestroy(void* array) {
+  return cuArrayDestroy(array);
+}
+
+/* --- memory by handle --- */
+
+struct properties {
+  int type, handle_types, location_type, location;
+};
+
+PUBLIC int cuMemCreate(unsigned long long* handle, size_t bytes, const struct properties* properties,
+                       unsigned long long flags) {
+  packing_lock();
+  const int number = make(MEMORY, properties->location, bytes);
+  int error = flags != 0 || number == 0 ? INVALID : OK;
+  if (error == OK) error = packing_take(properties->location, (long long)units_of(bytes));
+  if (error == OK) {
+    records[number].references = 1;
+    *handle = (unsigned long long)number;
+  } else if (number != 0) {
+    drop(&records[number]);
+  }
+  packing_unlock();
+  return error;
+}
+
+static void drop_memory(struct record* record) {
+  if (record->references != 0 || record->mappings != 0) return;
+  packing_take(record->device, -(long long)units_of(record->bytes));
+  drop(record);
+}
+
+PUBLIC int cuMemRelease(unsigned long long handle) {
+  packing_lock();
+  struct record* const record = find(handle, MEMORY);
+  if (record != NULL) {
+    record->references--;
+    drop_memory(record);
+  }
+  packing_unlock();
+  return record == NULL ? INVALID : OK;
+}
+
+/* Each range has its number times 1 GiB. */
+PUBLIC int cuMemAddressReserve(unsigned long long* address, size_t bytes, size_t alignment, unsigned long long hint,
+                               unsigned long long flags) {
+  if (alignment != 0 || hint != 0 || flags != 0) return INVALID;
+  packing_lock();
+  const int number = make(MAPPING, packing_device(), bytes);
+  packing_unlock();
+  *address = addresses + ((unsigned long long)number << 30);
+  return number == 0 ? NO_MEMORY : OK;
+}
+
+PUBLIC int cuMemMap(unsigned long long address, size_t bytes, size_t offset, unsigned long long handle,
+                    unsigned long long flags) {
+  if (bytes == 0 || offset != 0 || flags != 0) return INVALID;
+  packing_lock();
+  struct record* const range = find(number_of(address), MAPPING);
+  struct record* const memory = find(handle, MEMORY);
+  if (range != NULL && memory != NULL) {
+    range->of = (int)handle;
+    memory->mappings++;
+  }
+  packing_unlock();
+  return range == NULL || memory == NULL ? INVALID : OK;
+}
+
+static void (*when_unmapped)(void);
+
+/* For the program: what another thread does as soon as memory is unmapped. */
+PUBLIC void packing_when_unmapped(void (*function)(void)) {
+  when_unmapped = function;
+}
+
+/* The range goes with its mapping. */
+PUBLIC int cuMemUnmap(unsigned long long address, size_t bytes) {
+  packing_lock();
+  struct record* const range = find(number_of(address), MAPPING);
+  if (range != NULL) {
+    struct record* const memory = find((unsigned long long)range->of, MEMORY);
+    drop(range);
+    if (memory != NULL) {
+      memory->mappings--;
+      drop_memory(memory);
+    }
+  }
+  packing_unlock();
+  if (when_unmapped != NULL) when_unmapped();
+  return range == NULL || bytes == 0 ? INVALID : OK;
+}
+
+/* --- pools, which take pieces of their own size, and sometimes do not find what they have --- */
+
+static int pool_of_device(int device) {
+  if (pools_of_devices[device] == 0) pools_of_devices[device] = make(POOL, device, 0);
+  return pools_of_devices[device];
+}
+
+PUBLIC int cuDeviceGetMemPool(void** pool, int device) {
+  if (device < 0 || device >= DEVICES) return INVALID;
+  packing_lock();
+  *pool = (void*)(uintptr_t)pool_of_device(device);
+  packing_unlock();
+  return OK;
+}
+
+PUBLIC int cuDeviceGetDefaultMemPool(void** pool, int device) {
+  return cuDeviceGetMemPool(pool, device);
+}
+
+PUBLIC int cuMemPoolCreate(void** pool, const struct properties* properties) {
+  packing_lock();
+  const int number = make(POOL, properties->location, 0);
+  packing_unlock();
+  *pool = (void*)(uintptr_t)number;
+  return number == 0 ? NO_MEMORY : OK;
+}
+
+PUBLIC int cuMemPoolDestroy(void* pool) {
+  packing_lock();
+  struct record* const record = find((uintptr_t)pool, POOL);
+  if (record != NULL) {
+    if (record->references != 0) packing_misused("a pool that is in use is destroyed");
+    grow(record, -(long long)record->units);
+    drop(record);
+  }
+  packing_unlock();
+  return record == NULL ? INVALID : OK;
+}
+
+PUBLIC int cuMemPoolGetAttribute(void* pool, int attribute, uint64_t* value) {
+  packing_lock();
+  const struct record* const record = attribute == 5 ? find((uintptr_t)pool, POOL) : NULL; /* what it has reserved */
+  if (record != NULL) *value = record->units * UNIT;
+  packing_unlock();
+  return record == NULL ? INVALID : OK;
+}
+
+PUBLIC int cuMemPoolTrimTo(void* pool, size_t bytes) {
+  packing_lock();
+  struct record* const record = find((uintptr_t)pool, POOL);
+  if (record != NULL) {
+    const unsigned long long in_use = units_of(record->bytes);
+    const unsigned long long kept = units_of(bytes) > in_use ? units_of(bytes) : in_use;
+    if (record->units > kept) grow(record, -(long long)(record->units - kept));
+  }
+  packing_unlock();
+  return record == NULL ? INVALID : OK;
+}
+
+static int allocate_from(int pool, unsigned long long* address, size_t bytes) {
+  static unsigned int calls;
+  struct record* const record = find((unsigned long long)pool, POOL);
+  if (record == NULL) return INVALID;
+  const unsigned long long needed = (bytes + POOL_PLACE - 1) / POOL_PLACE * POOL_PLACE;
+  unsigned long long units = 0;
+  if (record->units * UNIT < record->bytes + needed || ++calls % FRAGMENTED == 0) {
+    units = units_of(needed) > POOL_UNITS ? units_of(needed) : POOL_UNITS;
+  }
+  const int number = make(FROM_POOL, record->device, needed);
+  if (number == 0) return NO_MEMORY;
+  if (grow(record, (long long)units) != OK) {
+    drop(&records[number]);
+    return NO_MEMORY;
+  }
+  record->bytes += needed;
+  record->references++;
+  records[number].of = pool;
+  *address = addresses + ((unsigned long long)number << 30);
+  return OK;
+}
+
+PUBLIC int cuMemAllocFromPoolAsync(unsigned long long* address, size_t bytes, void* pool, void* stream) {
+  (void)stream;
+  packing_lock();
+  const int error = allocate_from((int)(uintptr_t)pool, address, bytes);
+  packing_unlock();
+  return error;
+}
+
+PUBLIC int cuMemAllocAsync(unsigned long long* address, size_t bytes, void* stream) {
+  (void)stream;
+  packing_lock();
+  const int error = allocate_from(pool_of_device(packing_device()), address, bytes);
+  packing_unlock();
+  return error;
+}
+
+PUBLIC int cuMemFreeAsync(unsigned long long address, void* stream) {
+  (void)stream;
+  packing_lock();
+  struct record* const memory = find(number_of(address), FROM_POOL);
+  struct record* const pool = memory == NULL ? NULL : find((unsigned long long)memory->of, POOL);
+  if (pool != NULL) {
+    have(memory, 0);
+    pool->bytes -= memory->bytes;
+    pool->references--;
+    drop(memory);
+  }
+  packing_unlock();
+  return pool == NULL ? INVALID : OK;
+}
+
+/* It gives back what nothing is in, as a pool without a threshold does. */
+PUBLIC int cuStreamSynchronize(void* stream) {
+  (void)stream;
+  packing_lock();
+  struct record* const pool = &records[pool_of_device(packing_device())];
+  const unsigned long long in_use = units_of(pool->bytes);
+  if (pool->units > in_use) grow(pool, -(long long)(pool->units - in_use));
+  packing_unlock();
+  return OK;
+}
+
+PUBLIC int cuStreamQuery(void* stream) {
+  (void)stream;
+  return OK;
+}
+
+/* --- graphs that allocate --- */
+
+struct allocation {
+  struct properties properties;
+  void* windows;
+  size_t most;
+  unsigned char rest[56];
+  const void* access;
+  size_t access_count, bytes;
+  unsigned long long address;
+};
+
+PUBLIC int cuGraphCreate(void** graph, unsigned int flags) {
+  packing_lock();
+  const int number = make(GRAPH, packing_device(), 0);
+  packing_unlock();
+  *graph = (void*)(uintptr_t)number;
+  return number == 0 || flags != 0 ? NO_MEMORY : OK;
+}
+
+PUBLIC int cuGraphAddMemAllocNode(void** node, void* graph, void* const* after, size_t count,
+                                  struct allocation* parameters) {
+  if (after != NULL || count != 0) return INVALID;
+  packing_lock();
+  struct record* const record = find((uintptr_t)graph, GRAPH);
+  if (record != NULL) {
+    record->device = parameters->properties.location;
+    record->bytes = parameters->bytes;
+  }
+  packing_unlock();
+  *node = graph;
+  return record == NULL ? INVALID : OK;
+}
+
+/* What runs is the graph itself. */
+PUBLIC int cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long flags) {
+  int error = INVALID;
+  packing_lock();
+  struct record* const record = flags == 0 ? find((uintptr_t)graph, GRAPH) : NULL;
+  if (record != NULL) {
+    const int device = record->device;
+    const unsigned long long left = graph_units[device] - graphs_use[device];
+    const unsigned long long wanted = units_of(record->bytes);
+    const unsigned long long missing = wanted > left ? wanted - left : 0;
+    error = packing_take(device, (long long)missing);
+    if (error == OK) {
+      graph_units[device] += missing;
+      graphs_use[device] += wanted;
+      record->units = wanted;
+      *exec = graph;
+    }
+  }
+  packing_unlock();
+  return error;
+}
+
+PUBLIC int cuGraphExecDestroy(void* exec) {
+  packing_lock();
+  struct record* const record = find((uintptr_t)exec, GRAPH);
+  if (record != NULL) {
+    graphs_use[record->device] -= record->units;
+    if (record->is_had) graphs_had[record->device] -= record->units;
+    record->is_had = 0;
+    record->units = 0;
+  }
+  packing_unlock();
+  return record == NULL ? INVALID : OK;
+}
+
+PUBLIC int cuGraphDestroy(void* graph) {
+  packing_lock();
+  struct record* const record = find((uintptr_t)graph, GRAPH);
+  if (record != NULL) drop(record);
+  packing_unlock();
+  return record == NULL ? INVALID : OK;
+}
+
+PUBLIC int cuDeviceGetGraphMemAttribute(int device, int attribute, uint64_t* value) {
+  if (attribute != 2) return INVALID; /* what they have reserved */
+  packing_lock();
+  *value = graph_units[device] * UNIT;
+  packing_unlock();
+  return OK;
+}
+
+PUBLIC int cuDeviceGraphMemTrim(int device) {
+  packing_lock();
+  packing_take(device, -(long long)(graph_units[device] - graphs_use[device]));
+  graph_units[device] = graphs_use[device];
+  packing_unlock();
+  return OK;
+}
