@@ -144,8 +144,11 @@ static int keep(struct charge* charge, uint64_t array, uint64_t bytes) {
   const struct entry entry = {.key = array, .owner = charge->account, .bytes = bytes, .context = context};
   if (bytes != charge->bytes && change(charge, charge->bytes, bytes, message) != 0) return 0;
   lock(&places);
+  const struct entry* const known = table_find(&arrays, array);
+  const struct entry stale = known == NULL ? (struct entry){0} : *known; /* it went with its context */
   const int failed = table_put(&arrays, &entry);
   unlock(&places);
+  if (stale.owner != NULL) give_back(stale.owner, stale.bytes);
   if (failed) give_back(charge->account, bytes);
   return !failed;
 }
@@ -253,6 +256,14 @@ int cuMipmappedArrayDestroy(cu_mipmapped array) {
   REAL(cuMipmappedArrayDestroy);
   const struct entry forgotten = forget((uint64_t)(uintptr_t)array);
   return destroyed(&forgotten, driver->cuMipmappedArrayDestroy(array));
+}
+
+void arrays_rename_context(cu_context context, cu_context name) {
+  lock(&places);
+  for (size_t i = 0; i < arrays.size; i++) {
+    if (arrays.places[i].key != 0 && arrays.places[i].context == context) arrays.places[i].context = name;
+  }
+  unlock(&places);
 }
 
 void arrays_forget_context(cu_context context) {

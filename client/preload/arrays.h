@@ -4,6 +4,7 @@
 
 #include "client/preload/driver_api.h"
 
+void arrays_rename_context(cu_context context, cu_context name);
 void arrays_forget_context(cu_context context);
 void arrays_forget_all(void);
 

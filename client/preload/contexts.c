@@ -56,6 +56,11 @@ int cuDevicePrimaryCtxRetain(cu_context* context, cu_device device) {
   return begun(device, driver->cuDevicePrimaryCtxRetain(context, device));
 }
 
+static void rename_context(cu_context context, cu_context name) {
+  grant_rename_context(context, name);
+  arrays_rename_context(context, name);
+}
+
 static void gone(cu_context context) {
   if (context != NULL) {
     grant_forget_context(context);
@@ -65,9 +70,18 @@ static void gone(cu_context context) {
   graphs_read();
 }
 
+/* As soon as it is destroyed another thread may get the same handle for a context of its own. So what is allocated in
+ * it has another name before, which no other context has: where a variable of the caller's is. */
 static int destroy(int (*real)(cu_context), cu_context context) {
-  const int error = real(context);
-  if (error == CU_OK) gone(context);
+  int error = CU_OK;
+  const cu_context name = (cu_context)(void*)&error;
+  rename_context(context, name);
+  error = real(context);
+  if (error == CU_OK) {
+    gone(name);
+  } else {
+    rename_context(name, context);
+  }
   return error;
 }
 
@@ -99,11 +113,22 @@ static cu_context primary(cu_device device, int (*release)(cu_device)) {
   return context;
 }
 
-static int reset(int (*real)(cu_device), int (*release)(cu_device), cu_device device) {
-  const cu_context context = primary(device, release);
-  const int error = real(device);
-  if (error == CU_OK) gone(context);
+/* As destroy(), where that ends the context. */
+static int end(int (*real)(cu_device), cu_device device, cu_context context, int is_reset) {
+  int error = CU_OK;
+  const cu_context name = (cu_context)(void*)&error;
+  if (context != NULL) rename_context(context, name);
+  error = real(device);
+  if (error == CU_OK && (is_reset || !is_active(device))) {
+    gone(context == NULL ? NULL : name);
+  } else if (context != NULL) {
+    rename_context(name, context);
+  }
   return error;
+}
+
+static int reset(int (*real)(cu_device), int (*release)(cu_device), cu_device device) {
+  return end(real, device, primary(device, release), 1);
 }
 
 int cuDevicePrimaryCtxReset(cu_device device) {
@@ -118,10 +143,7 @@ int cuDevicePrimaryCtxReset_v2(cu_device device) {
 
 /* Only the last release ends the context. */
 static int release(int (*real)(cu_device), cu_device device) {
-  const cu_context context = primary(device, real);
-  const int error = real(device);
-  if (error == CU_OK && !is_active(device)) gone(context);
-  return error;
+  return end(real, device, primary(device, real), 0);
 }
 
 int cuDevicePrimaryCtxRelease(cu_device device) {

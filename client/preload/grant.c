@@ -178,6 +178,16 @@ static int64_t ask(struct charge* charge, cu_address address, uint64_t bytes, ui
   return paid;
 }
 
+/* With the lock: what was at this address went with its context, which another thread has just destroyed. */
+static uint64_t forget_stale(cu_address address, struct account** account) {
+  struct entry* const stale = table_find(&allocations, address);
+  if (stale == NULL) return 0;
+  const uint64_t bytes = stale->bytes;
+  *account = stale->owner;
+  table_remove(&allocations, stale);
+  return leave_blocks(address, bytes);
+}
+
 /* Writes down what the driver gave; gives it back where it may not be kept. */
 static int keep(struct grant* grant, cu_address address, uint64_t bytes) {
   char message[MESSAGE_BYTES] = "there is no memory for the list of its allocations";
@@ -186,7 +196,9 @@ static int keep(struct grant* grant, cu_address address, uint64_t bytes) {
   const struct entry entry = {.key = address, .owner = charge->account, .bytes = bytes, .context = grant->context};
   int64_t paid = -1;
   uint64_t missing = 0;
+  struct account* stale = NULL;
   lock(&places);
+  const uint64_t stale_units = forget_stale(address, &stale);
   int is_written = join_ends(charge->account, address, bytes) == 0;
   if (is_written && table_put(&allocations, &entry) != 0) {
     leave_ends(address, bytes);
@@ -198,6 +210,7 @@ static int keep(struct grant* grant, cu_address address, uint64_t bytes) {
     ask_for(address, bytes, 1);
   }
   unlock(&places);
+  if (stale != NULL) ledger_give(stale, stale_units);
   if (missing != 0) paid = ask(charge, address, bytes, missing, patience, message);
   if (paid >= 0) {
     charge_settle(charge, (uint64_t)paid);
@@ -270,6 +283,15 @@ void grant_freed(const struct freed* freed, int error) {
   }
   unlock(&places);
   ledger_give(freed->account, units);
+}
+
+void grant_rename_context(cu_context context, cu_context name) {
+  lock(&places);
+  for (size_t i = 0; i < allocations.size; i++) {
+    if (allocations.places[i].key != 0 && allocations.places[i].context == context)
+      allocations.places[i].context = name;
+  }
+  unlock(&places);
 }
 
 void grant_forget_context(cu_context context) {

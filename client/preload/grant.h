@@ -44,7 +44,8 @@ struct freed {
 struct freed grant_forget(cu_address address);
 /* The driver has freed it (`error` is CU_OK), or not. */
 void grant_freed(const struct freed* freed, int error);
-/* Everything that was allocated in a context that is no more. */
+/* Everything that was allocated in a context that is no more, and may have got another name before. */
+void grant_rename_context(cu_context context, cu_context name);
 void grant_forget_context(cu_context context);
 
 void grant_forget_all(void);

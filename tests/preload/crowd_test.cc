@@ -78,13 +78,19 @@ TEST_F(PreloadTest, MemoryThatIsFreedWhileTheDaemonIsAskedComesBack) {
 }
 
 // As another thread would get it before the first one knows that it is free.
-TEST_F(PreloadTest, AHandleThatIsUsedAgainAtOnceIsCounted) {
-  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
-  Program program = Run("dlsym", {{"LD_LIBRARY_PATH", FolderOf(paths::kPreloadPackingDriver)},
-                                  {"VRAMBROKER_SOCKET_DIR", daemon.socket_dir()}});
-  EXPECT_EQ(program.Ask("unmap_and_reuse 16M"), "0");
-  EXPECT_EQ(program.Ask("taken 0"), "0 0");
-  EXPECT_LE(daemon.charged(), kPackingUnit) << "a unit of slack is kept";
+TEST_F(PreloadTest, WhatIsUsedAgainAtOnceIsCounted) {
+  for (const std::string how : {"unmap_and_reuse", "destroy_and_reuse"}) {
+    PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
+    Program program = Run("dlsym", {{"LD_LIBRARY_PATH", FolderOf(paths::kPreloadPackingDriver)},
+                                    {"VRAMBROKER_SOCKET_DIR", daemon.socket_dir()}});
+    EXPECT_EQ(program.Ask(how + " 16M"), "0");
+    EXPECT_EQ(program.Ask("taken 0"), "0 4");
+    EXPECT_GE(daemon.charged(), 4 * kPackingUnit) << how;
+    EXPECT_LE(daemon.charged(), 5 * kPackingUnit) << how << ": a unit of slack is kept";
+    EXPECT_EQ(program.Ask("free_another"), "0");
+    EXPECT_EQ(program.Ask("taken 0"), "0 0");
+    EXPECT_LE(daemon.charged(), kPackingUnit) << how;
+  }
 }
 
 // By hand: one million.

@@ -22,6 +22,9 @@ void packing_unlock(void); /* looks whether a limit is passed */
 int packing_take(int device, long long units);
 void packing_misused(const char* what);
 
+/* Without the lock: memory was unmapped, or a context destroyed. */
+void packing_gone(void);
+
 /* Units that calls have taken that are not done: how much a reserve grows, a program knows only afterwards. The call of
  * the thread begins, or is done and has given the program what has this number (packing_kinds.c). */
 long long packing_growth(int device);

@@ -13,7 +13,8 @@ enum { PLACE = 512, PLACES = UNIT / PLACE, BLOCKS = 64 };
 static struct block {
   unsigned long long large_bytes; /* of what begins here, and has whole blocks */
   int is_large;
-  int is_longer;              /* than a program can know */
+  int is_longer; /* than a program can know */
+  const void* context;
   int count;                  /* of small allocations in it */
   int had;                    /* of those, and of the large one, that the program has been given */
   unsigned int bytes[PLACES]; /* of what begins there */
@@ -25,6 +26,8 @@ static const unsigned long long base = 0x7f0000000000;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static __thread int current;
+static __thread const void* context; /* NULL: the device's primary one */
+static void (*when_gone)(void);
 
 static struct device {
   long long taken; /* units, of the blocks and of all else */
@@ -149,20 +152,21 @@ PUBLIC int cuInit(unsigned int flags) {
   return (int)flags;
 }
 
-PUBLIC int cuDevicePrimaryCtxRetain(void** context, int device) {
+PUBLIC int cuDevicePrimaryCtxRetain(void** primary, int device) {
   if (device < 0 || device >= DEVICES) return INVALID;
-  *context = &devices[device];
+  *primary = &devices[device];
   return OK;
 }
 
-PUBLIC int cuCtxSetCurrent(void* context) {
-  if (context == NULL) return INVALID;
-  current = (int)((struct device*)context - devices);
+PUBLIC int cuCtxSetCurrent(void* primary) {
+  if (primary == NULL) return INVALID;
+  current = (int)((struct device*)primary - devices);
+  context = NULL;
   return OK;
 }
 
-PUBLIC int cuCtxGetCurrent(void** context) {
-  *context = &devices[current];
+PUBLIC int cuCtxGetCurrent(const void** of_thread) {
+  *of_thread = context != NULL ? context : &devices[current];
   return OK;
 }
 
@@ -187,6 +191,15 @@ PUBLIC int cuDeviceTotalMem_v2(size_t* bytes, int device) {
   return device < 0 || device >= DEVICES ? INVALID : OK;
 }
 
+/* For the program: what another thread does as soon as memory is unmapped, or a context destroyed. */
+PUBLIC void packing_when_gone(void (*function)(void)) {
+  when_gone = function;
+}
+
+void packing_gone(void) {
+  if (when_gone != NULL) when_gone();
+}
+
 /* --- memory with an address. With the lock. --- */
 
 static unsigned long long address_at(int device, int block, int place) {
@@ -205,6 +218,7 @@ static int take_large(unsigned long long* address, size_t bytes, int is_longer) 
     for (unsigned long long i = 0; i < wanted; i++) all[first + (int)i].is_large = 1;
     all[first].large_bytes = bytes;
     all[first].is_longer = is_longer;
+    all[first].context = context;
     *address = address_at(current, first, 0);
     return OK;
   }
@@ -284,4 +298,24 @@ PUBLIC int cuMemFree_v2(unsigned long long address) {
   const int error = give(address);
   packing_unlock();
   return error;
+}
+
+/* --- contexts: one for each device beside the primary one, again and again. Large memory goes with it. --- */
+
+PUBLIC int cuCtxCreate_v2(const void** made, unsigned int flags, int device) {
+  if (device < 0 || device >= DEVICES || flags != 0) return INVALID;
+  current = device;
+  context = *made = blocks[device];
+  return OK;
+}
+
+PUBLIC int cuCtxDestroy_v2(const void* gone) {
+  packing_lock();
+  for (int i = 0; i < DEVICES * BLOCKS; i++) {
+    const struct block* const block = &blocks[i / BLOCKS][i % BLOCKS];
+    if (block->large_bytes != 0 && block->context == gone) give(address_at(i / BLOCKS, i % BLOCKS, 0));
+  }
+  packing_unlock();
+  packing_gone();
+  return OK;
 }

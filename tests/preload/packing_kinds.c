@@ -241,13 +241,6 @@ PUBLIC int cuMemMap(unsigned long long address, size_t bytes, size_t offset, uns
   return range == NULL || memory == NULL ? INVALID : OK;
 }
 
-static void (*when_unmapped)(void);
-
-/* For the program: what another thread does as soon as memory is unmapped. */
-PUBLIC void packing_when_unmapped(void (*function)(void)) {
-  when_unmapped = function;
-}
-
 /* The range goes with its mapping. */
 PUBLIC int cuMemUnmap(unsigned long long address, size_t bytes) {
   packing_lock();
@@ -261,7 +254,7 @@ PUBLIC int cuMemUnmap(unsigned long long address, size_t bytes) {
     }
   }
   packing_unlock();
-  if (when_unmapped != NULL) when_unmapped();
+  packing_gone();
   return range == NULL || bytes == 0 ? INVALID : OK;
 }
 

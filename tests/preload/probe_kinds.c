@@ -82,25 +82,6 @@ static int destroy_graph(const struct thing* thing) {
   return error != 0 ? error : driver.cuDeviceGraphMemTrim(device_here());
 }
 
-static struct thing another;
-
-static void create_another(void) {
-  create(&another);
-}
-
-/* "unmap_and_reuse BYTES": memory that is mapped, and whose handle is another's as soon as it is unmapped. */
-static int unmap_and_reuse(void (*when_unmapped)(void (*)(void)), size_t bytes) {
-  struct thing thing = {.kind = "mapped", .bytes = bytes};
-  another = (struct thing){.kind = "handle", .bytes = bytes / 2};
-  int error = create_and_map(&thing);
-  const address_t handle = thing.handle;
-  when_unmapped(create_another);
-  if (error == 0) error = free_thing(&thing);
-  when_unmapped(NULL);
-  if (error == 0 && another.handle != handle) return -1;
-  return error != 0 ? error : free_thing(&another);
-}
-
 /* "map_beside COUNT BYTES": handles that are mapped side by side, and are one thing, to be unmapped at once. */
 static int map_beside(int handles, size_t bytes) {
   struct thing* const all = &things[count++];
@@ -178,6 +159,51 @@ int free_thing(const struct thing* thing) {
   }
   if (strcmp(kind, "graph") == 0) return destroy_graph(thing);
   return driver.cuMemFree_v2(thing->address);
+}
+
+static struct thing another;
+static int another_failed;
+
+static void create_another(void) {
+  another_failed = create(&another);
+}
+
+static void create_another_context(void) {
+  another_failed = driver.cuCtxCreate_v2(&another.array, 0, 0);
+  if (another_failed == 0) another_failed = allocate_thing(&another, "plain", another.bytes);
+}
+
+static void call_when_gone(void (*function)(void)) {
+  void (*when_gone)(void (*)(void)) = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "packing_when_gone");
+  when_gone(function);
+}
+
+/* "unmap_and_reuse BYTES": memory that is mapped, and whose handle is another's as soon as it is unmapped. The other
+ * memory is half as large, and stays until "free_another". */
+static int unmap_and_reuse(size_t bytes) {
+  struct thing thing = {.kind = "mapped", .bytes = bytes};
+  another = (struct thing){.kind = "handle", .bytes = bytes / 2};
+  int error = create_and_map(&thing);
+  const address_t handle = thing.handle;
+  call_when_gone(create_another);
+  if (error == 0) error = free_thing(&thing);
+  call_when_gone(NULL);
+  if (error == 0 && another.handle != handle) return -1;
+  return error != 0 ? error : another_failed;
+}
+
+/* "destroy_and_reuse BYTES": the same with a context, and memory of the same address in it. */
+static int destroy_and_reuse(size_t bytes) {
+  void* context;
+  struct thing thing;
+  another = (struct thing){.bytes = bytes / 2};
+  int error = driver.cuCtxCreate_v2(&context, 0, 0);
+  if (error == 0) error = allocate_thing(&thing, "plain", bytes);
+  call_when_gone(create_another_context);
+  if (error == 0) error = driver.cuCtxDestroy_v2(context);
+  call_when_gone(NULL);
+  if (error == 0 && (another.array != context || another.address != thing.address)) return -1;
+  return error != 0 ? error : another_failed;
 }
 
 /* A graph that allocates, and whose memory stays when it has run. */
@@ -355,10 +381,9 @@ static int other(const char* word, const char* first, const char* second) {
   if (strcmp(word, "make_graph") == 0) {
     return make_node_graph(&context, &handle, size_of(first), atoi(second), 0);
   }
-  if (strcmp(word, "unmap_and_reuse") == 0) {
-    void* const driver_library = dlopen("libcuda.so.1", RTLD_NOW);
-    return unmap_and_reuse(dlsym(driver_library, "packing_when_unmapped"), size_of(first));
-  }
+  if (strcmp(word, "unmap_and_reuse") == 0) return unmap_and_reuse(size_of(first));
+  if (strcmp(word, "destroy_and_reuse") == 0) return destroy_and_reuse(size_of(first));
+  if (strcmp(word, "free_another") == 0) return free_thing(&another);
   if (strcmp(word, "synchronize") == 0) return driver.cuCtxSynchronize();
   if (strcmp(word, "retain") == 0) {
     return driver.cuMemRetainAllocationHandle(&handle, (void*)things[atoi(first)].address);
