@@ -2,6 +2,7 @@
 #include "allocator/base/room_to_start.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -10,12 +11,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <latch>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -28,9 +26,10 @@ namespace {
 
 // gRPC 1.51 opens five descriptors when it starts. Three more are for later versions, and for the first segments.
 constexpr int kDescriptors = 8;
-// Address space that is left when all threads are there. The C library reserves up to 128 MiB for the memory of a
-// thread and goes without where it cannot: with so much left, it has done that for all of these, and takes none later.
-constexpr size_t kAddressBytes = size_t{160} << 20;
+// Address space for what gRPC allocates, beside its threads.
+constexpr size_t kAddressBytes = size_t{16} << 20;
+// The C library reserves up to this for the memory of each thread, where it can: as address space alone.
+constexpr size_t kArenaBytes = size_t{128} << 20;
 constexpr absl::string_view kMoreAddressSpace = "the process more address space (ulimit -v)";
 
 // GrpcThreads counts as gRPC 1.51 does: executors and timers, a thread for events for each processor, and a thread for
@@ -76,54 +75,80 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-absl::Status CheckAddressSpace() {
-  void* const room = mmap(nullptr, kAddressBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (room != MAP_FAILED) {
-    munmap(room, kAddressBytes);
-    return absl::OkStatus();
-  }
-  return absl::ResourceExhaustedError(absl::StrCat("gRPC needs ", kAddressBytes >> 20,
-                                                   " MiB of address space to start, beside that of its threads: allow ",
-                                                   kMoreAddressSpace));
+bool HasAddressSpace(size_t bytes) {
+  void* const room = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) return false;
+  munmap(room, bytes);
+  return true;
+}
+
+size_t StackBytes() {
+  pthread_attr_t attributes;
+  size_t bytes = 0;
+  if (pthread_getattr_default_np(&attributes) != 0) return bytes;
+  pthread_attr_getstacksize(&attributes, &bytes);
+  pthread_attr_destroy(&attributes);
+  return bytes;
+}
+
+// Where there is little address space, the first threads would get so much of it for their memory that the next ones
+// could not start. Then all threads share what there is.
+void ShareMemoryIfThereIsLittle(int threads) {
+  if (HasAddressSpace(kAddressBytes + static_cast<size_t>(threads) * (kArenaBytes + StackBytes()))) return;
+  mallopt(M_ARENA_MAX, 1);
+}
+
+struct Threads {
+  explicit Threads(int wanted) : here(wanted), end(1) {}
+  std::latch here;
+  std::latch end;
+};
+
+// The C library would give the thread memory of its own if it allocated any, as a std::thread does.
+void* BeThere(void* argument) {
+  auto* const threads = static_cast<Threads*>(argument);
+  threads->here.count_down();
+  threads->end.wait();
+  return nullptr;
 }
 
 absl::Status CheckThreads(int wanted) {
-  std::latch here(wanted);
-  std::latch end(1);
-  const auto wait = [&here, &end] {
-    void* volatile const memory =
-        std::malloc(1);  // the C library gives each thread a part of the address space with it
-    std::free(memory);
-    here.count_down();
-    end.wait();
-  };
-  std::vector<std::thread> threads;
-  std::string why;
+  Threads all(wanted);
+  std::vector<pthread_t> threads;
+  threads.reserve(static_cast<size_t>(wanted));
+  int error = 0;
   {
     const SignalsBlocked blocked;
-    try {
-      threads.reserve(static_cast<size_t>(wanted));
-      while (threads.size() < static_cast<size_t>(wanted)) threads.emplace_back(wait);
-    } catch (const std::exception& error) {
-      why = error.what();
+    while (threads.size() < static_cast<size_t>(wanted) && error == 0) {
+      pthread_t thread = 0;
+      error = pthread_create(&thread, nullptr, BeThere, &all);
+      if (error == 0) threads.push_back(thread);
     }
   }
   const auto started = static_cast<int>(threads.size());
-  here.count_down(wanted - started);
-  here.wait();
-  absl::Status status = CheckAddressSpace();
-  end.count_down();
-  for (std::thread& thread : threads) thread.join();
-  if (started == wanted) return status;
-  return absl::ResourceExhaustedError(absl::StrCat("gRPC and its users need ", wanted, " threads to start, and ",
-                                                   started, " can be had (", why, "): ", MoreThreads()));
+  all.here.count_down(wanted - started);
+  all.here.wait();
+  const bool has_room = HasAddressSpace(kAddressBytes);
+  all.end.count_down();
+  for (const pthread_t thread : threads) pthread_join(thread, nullptr);
+  if (error != 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("gRPC and its users need ", wanted, " threads to start, and ",
+                                                     started, " can be had (", std::strerror(error),
+                                                     "): ", MoreThreads()));
+  }
+  if (has_room) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("gRPC needs ", kAddressBytes >> 20,
+                                                   " MiB of address space to start, beside that of its threads: allow ",
+                                                   kMoreAddressSpace));
 }
 
 }  // namespace
 
 absl::Status CheckRoomForGrpc(int own_threads) {
   if (absl::Status status = CheckDescriptors(); !status.ok()) return status;
-  return CheckThreads(GrpcThreads() + own_threads);
+  const int threads = GrpcThreads() + own_threads;
+  ShareMemoryIfThereIsLittle(threads);
+  return CheckThreads(threads);
 }
 
 absl::Status NoThreadError() {

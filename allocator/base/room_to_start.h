@@ -10,7 +10,8 @@
 namespace vrambroker {
 
 // ResourceExhausted unless this process has what gRPC needs to start, and `own_threads` threads beside: it starts so
-// many for a moment. Other processes of the user may take them right afterwards.
+// many for a moment. Other processes of the user may take them right afterwards. In a process with little address space
+// (ulimit -v) all threads share their memory from then on (M_ARENA_MAX), or the first ones would take what others need.
 absl::Status CheckRoomForGrpc(int own_threads);
 
 // Says what to do when a thread cannot be started.
