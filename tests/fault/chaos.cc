@@ -5,8 +5,8 @@
 //
 // First part: clients with guarantees, clients that wait, clients that make others give up what is idle, and clients
 // that hoard. Those that hoard are killed, stopped for a while, and cut off at random, and leave children behind that
-// hold on to their memory; the daemon itself is stopped and killed, too, as often as asked. The other parts are for
-// figures: chaos_measure.h.
+// hold on to their memory; the daemon itself is stopped and killed, too, as often as asked. An operator changes
+// guarantees, and the daemon reads another configuration. The other parts are for figures: chaos_measure.h.
 //
 // Exit codes: 0 all is well, 1 not. Times are printed and never judged.
 #include <signal.h>
@@ -14,8 +14,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <random>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,7 +25,9 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "allocator/base/bytes.h"
 #include "tests/fault/chaos_counters.h"
@@ -35,7 +39,10 @@
 
 ABSL_FLAG(int, seconds, 60, "How long the first part takes.");
 ABSL_FLAG(uint64_t, clients, vrambroker::fault::kUsualClients, "How many there are at a time in it.");
-ABSL_FLAG(std::string, capacity, "", "Of the device, as 1GiB. Default: 16 MiB for each client, at least 256 MiB.");
+ABSL_FLAG(int, devices, 1, "How many the daemon has.");
+ABSL_FLAG(int, guarantees, 0, "How often an operator changes the guarantee of a client in it.");
+ABSL_FLAG(int, reloads, 0, "How often the daemon reads another configuration in it.");
+ABSL_FLAG(std::string, capacity, "", "Of each device, as 1GiB. Default: 16 MiB for each client, at least 256 MiB.");
 ABSL_FLAG(int, restarts, 4, "How often the daemon is stopped or killed in it, and started again.");
 ABSL_FLAG(int, pauses, 0, "How often the daemon is stopped in it (SIGSTOP), for up to a second, and goes on.");
 ABSL_FLAG(uint64_t, rate, 0, "max_calls_per_second_per_uid of the daemon; 0: the default, which nobody reaches.");
@@ -172,6 +179,15 @@ class Chaos {
       }
       const int pauses = absl::GetFlag(FLAGS_pauses);
       if (pauses_ < pauses && absl::Now() > begin + length * (pauses_ + 1) / (pauses + 1)) Pause();
+      const int guarantees = absl::GetFlag(FLAGS_guarantees);
+      const int changes = guarantees_changed_ + guarantees_kept_;
+      if (changes < guarantees && absl::Now() > begin + length * (changes + 1) / (guarantees + 1)) {
+        if (absl::Status status = ChangeGuarantee(); !status.ok()) return status;
+      }
+      const int reloads = absl::GetFlag(FLAGS_reloads);
+      if (reloads_ < reloads && absl::Now() > begin + length * (reloads_ + 1) / (reloads + 1)) {
+        if (absl::Status status = Reload(); !status.ok()) return status;
+      }
       if (absl::Now() > next_report) {
         next_report += kReportEvery;
         std::printf("-- after %s\n", absl::FormatDuration(absl::Trunc(absl::Now() - begin, absl::Seconds(1))).c_str());
@@ -187,6 +203,49 @@ class Chaos {
     absl::SleepFor(absl::Milliseconds(random_() % 1000));
     setup_.daemon().process().Signal(SIGCONT);
     ++pauses_;
+  }
+
+  // ChangeGuarantee never goes below what the client relies on. To some others it gives one, and takes it away again.
+  absl::Status ChangeGuarantee() {
+    const absl::StatusOr<v1::ListSessionsResponse> sessions = setup_.admin().ListSessions();
+    if (!sessions.ok()) return sessions.status();
+    v1::SetGuaranteeRequest request;
+    std::vector<v1::Session> candidates;
+    for (const v1::Session& session : sessions->sessions()) {
+      if (absl::StartsWith(session.name(), "guaranteed") || absl::StartsWith(session.name(), "waiting")) {
+        candidates.push_back(session);
+      }
+    }
+    ++guarantees_kept_;
+    if (candidates.empty()) return absl::OkStatus();
+    const v1::Session& session = candidates[random_() % candidates.size()];
+    const bool relies = absl::StartsWith(session.name(), "guaranteed");
+    *request.mutable_session() = testing_support::Ref(session.id());
+    *request.mutable_guarantee() =
+        testing_support::BytesLimit(relies ? kChaosGuarantee + random_() % 7 * 2_MiB : random_() % 5 * 2_MiB);
+    v1::SetGuaranteeResponse response;
+    const absl::Status status =
+        testing_support::RawClient::Call(setup_.admin().admin(), &v1::Admin::Stub::SetGuarantee, request, &response);
+    // Others hold too much of it, or the client has gone.
+    if (absl::IsResourceExhausted(status) || absl::IsNotFound(status)) return absl::OkStatus();
+    --guarantees_kept_;
+    ++guarantees_changed_;
+    return status;
+  }
+
+  // Reload gives some clients half of their limit, and then all of it again.
+  absl::Status Reload() {
+    const std::string path = setup_.daemon().config_path();
+    std::stringstream text;
+    text << std::ifstream(path).rdbuf();
+    const std::string whole = absl::StrCat("isolation: STRICT limit { bytes: \"", kChaosLimit, "\" }");
+    const std::string half = absl::StrCat("isolation: STRICT limit { bytes: \"", kChaosLimit / 2, "\" }");
+    const bool is_whole = absl::StrContains(text.str(), whole);
+    std::ofstream(path) << absl::StrReplaceAll(text.str(), {{is_whole ? whole : half, is_whole ? half : whole}});
+    v1::ReloadConfigResponse response;
+    ++reloads_;
+    return testing_support::RawClient::Call(setup_.admin().admin(), &v1::Admin::Stub::ReloadConfig,
+                                            v1::ReloadConfigRequest(), &response);
   }
 
   // What may happen to a client. At random; on average every two seconds to each, when there are as many as usual.
@@ -260,6 +319,8 @@ class Chaos {
     std::printf("  daemon stopped, killed           %d, %d (new sessions of living clients: %llu)\n", daemon_stops_,
                 daemon_kills_, count(counters_.new_sessions));
     std::printf("  daemon stopped for a while       %d\n", pauses_);
+    std::printf("  guarantees changed, not          %d, %d\n", guarantees_changed_, guarantees_kept_);
+    std::printf("  configurations read              %d\n", reloads_);
     std::printf("  calls refused by the rate        %llu\n", count(counters_.refused_by_rate));
     std::printf("  guarantees had from new daemons  %s\n",
                 Percentiles(Milliseconds(counters_.guaranteed_back_ns)).c_str());
@@ -295,6 +356,9 @@ class Chaos {
   int daemon_stops_ = 0;
   int daemon_kills_ = 0;
   int pauses_ = 0;
+  int guarantees_changed_ = 0;
+  int guarantees_kept_ = 0;  // a change was refused
+  int reloads_ = 0;
 };
 
 // The capacity that makes memory scarce.
@@ -336,6 +400,10 @@ absl::Status Run() {
   options.daemon.environment = options.environment;
   options.capacity_bytes = *capacity;
   options.clients = absl::GetFlag(FLAGS_clients);
+  options.daemon.devices = absl::GetFlag(FLAGS_devices);
+  if (options.daemon.devices < 1 || options.daemon.devices > static_cast<int>(kMostDevices)) {
+    return absl::InvalidArgumentError(absl::StrCat("--devices: 1 to ", kMostDevices));
+  }
   options.seed = absl::GetFlag(FLAGS_seed);
   // A daemon lets a user have three for each of his connections in a quarter of its descriptors, and has segments.
   if (absl::Status status = AllowDescriptors(1024 + 24 * options.clients); !status.ok()) return status;

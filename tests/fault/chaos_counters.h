@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "allocator/base/bytes.h"
@@ -15,6 +16,7 @@ namespace vrambroker::fault {
 inline constexpr uint64_t kChaosGuarantee = 40_MiB;  // of each client with a guarantee
 inline constexpr uint64_t kChaosLimit = 64_MiB;      // of each client of the first part; they ask for more
 inline constexpr int kUsualClients = 14;
+inline constexpr size_t kMostDevices = 8;
 
 // Numbers that several processes add. What does not fit any more is left out.
 class Samples {
@@ -34,7 +36,8 @@ class Samples {
 // Valid as zeros.
 struct ChaosCounters {
   // Set before the first client starts.
-  std::atomic<uint64_t> capacity_bytes{0};
+  std::atomic<uint64_t> capacity_bytes{0};  // of each device
+  std::atomic<uint64_t> devices{1};
   std::atomic<uint64_t> clients{0};  // the more there are, the longer each rests: all together do as much as usual
 
   std::atomic<bool> stop{false};

@@ -15,13 +15,23 @@
 namespace vrambroker::fault {
 namespace {
 
-using Files = std::map<std::string, uint64_t>;  // bytes, by inode
+struct File {
+  uint64_t bytes = 0;
+  std::string device;  // its ordinal
+};
+using Files = std::map<std::string, File>;  // by inode
 
 constexpr char kAnyName[] = "/memfd:vrambroker-segment";
 
 uint64_t Sum(const Files& files) {
   uint64_t bytes = 0;
-  for (const auto& [inode, size] : files) bytes += size;
+  for (const auto& [inode, file] : files) bytes += file.bytes;
+  return bytes;
+}
+
+std::map<std::string, uint64_t> SumByDevice(const Files& files) {
+  std::map<std::string, uint64_t> bytes;
+  for (const auto& [inode, file] : files) bytes[file.device] += file.bytes;
   return bytes;
 }
 
@@ -43,7 +53,10 @@ Files MappedFiles(const std::string& process, const std::string& name, std::stri
         !absl::SimpleHexAtoi(range[1], &end) || !absl::SimpleHexAtoi(words[2], &offset)) {
       continue;
     }
-    files[words[4]] = std::max(files[words[4]], offset + end - begin);
+    const std::vector<std::string> parts = absl::StrSplit(words[5], ':');
+    File& file = files[words[4]];
+    file.bytes = std::max(file.bytes, offset + end - begin);
+    file.device = parts.size() > 3 ? parts[3] : "";
     const size_t owner_end = words[5].find(':', sizeof kAnyName);
     if (found_name != nullptr && owner_end != std::string::npos) *found_name = words[5].substr(0, owner_end + 1);
   }
@@ -67,20 +80,23 @@ absl::Status Looks::Look(const std::vector<Client>& clients) {
   Files all;
   for (const Client& client : clients) {
     Files files = MappedFiles(absl::StrCat("/proc/", client.pid), kAnyName, &name_);
-    const uint64_t bytes = Sum(files);
-    most_of_one_ = std::max(most_of_one_, bytes);
-    if (bytes > client.limit_bytes) {
-      return absl::InternalError(absl::StrCat("a client (", client.role, ", pid ", client.pid, ") has ", bytes,
-                                              " bytes mapped; its limit is ", client.limit_bytes));
+    for (const auto& [device, bytes] : SumByDevice(files)) {
+      most_of_one_ = std::max(most_of_one_, bytes);
+      if (bytes > client.limit_bytes) {
+        return absl::InternalError(absl::StrCat("a client (", client.role, ", pid ", client.pid, ") has ", bytes,
+                                                " bytes of device ", device, " mapped; its limit is ",
+                                                client.limit_bytes));
+      }
     }
     all.merge(std::move(files));
   }
   ++count_;
-  const uint64_t held = Sum(all);
-  most_held_ = std::max(most_held_, held);
-  if (held > capacity_bytes_) {
-    return absl::InternalError(
-        absl::StrCat("clients hold ", held, " bytes of a device with a capacity of ", capacity_bytes_));
+  for (const auto& [device, held] : SumByDevice(all)) {
+    most_held_ = std::max(most_held_, held);
+    if (held > capacity_bytes_) {
+      return absl::InternalError(
+          absl::StrCat("clients hold ", held, " bytes of device ", device, ", whose capacity is ", capacity_bytes_));
+    }
   }
   // Children only lose what they map, so what they still have after their parents were seen, they had then.
   if (!name_.empty()) all.merge(MappedByAnybody(name_));

@@ -19,22 +19,22 @@ class Looks {
   struct Client {
     pid_t pid = 0;
     std::string role;
-    uint64_t limit_bytes = 0;
+    uint64_t limit_bytes = 0;  // of each device
   };
 
   explicit Looks(uint64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
 
-  // Internal when one of these clients has more mapped than its limit, or all together more than the capacity,
-  // whichever daemon gave it. REQUIRES: all of them are stopped, so that this is one moment. A client that has been
-  // killed meanwhile has nothing.
+  // Internal when one of these clients has more of a device mapped than its limit, or all together more than the
+  // capacity, whichever daemon gave it. REQUIRES: all of them are stopped, so that this is one moment. A client that
+  // has been killed meanwhile has nothing.
   absl::Status Look(const std::vector<Client>& clients);
 
   // Mapped by anybody now, of what any look saw the files of.
   uint64_t BytesLeft() const;
 
   uint64_t count() const { return count_; }
-  uint64_t most_held() const { return most_held_; }                    // bytes of all clients at one look
-  uint64_t most_of_one() const { return most_of_one_; }                // bytes of one client at one look
+  uint64_t most_held() const { return most_held_; }                    // bytes of a device, of all clients at one look
+  uint64_t most_of_one() const { return most_of_one_; }                // likewise of one client
   uint64_t most_with_children() const { return most_with_children_; }  // with what only their children still map
 
  private:

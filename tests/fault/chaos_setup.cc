@@ -50,6 +50,7 @@ absl::StatusOr<std::unique_ptr<ChaosSetup>> ChaosSetup::Start(const Options& opt
   setup->counters_ = testing_support::MapCounters<ChaosCounters>(setup->counters_path_);
   setup->counters_->capacity_bytes = options.capacity_bytes;
   setup->counters_->clients = options.clients;
+  setup->counters_->devices = static_cast<uint64_t>(options.daemon.devices);
   testing_support::DaemonOptions daemon_options = options.daemon;
   daemon_options.capacity = absl::StrCat(options.capacity_bytes);
   absl::StatusOr<std::unique_ptr<DaemonProcess>> daemon = DaemonProcess::Start(daemon_options);
@@ -115,14 +116,20 @@ absl::Status ChaosSetup::AwaitEmpty() {
   int quarantined = 0;
   int files = 0;
   const bool empty = testing_support::WaitFor([&] {
-    const absl::StatusOr<v1::Device> device = admin_->GetDevice();
+    v1::GetDevicesResponse devices;
+    const absl::Status had =
+        RawClient::Call(admin_->broker(), &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &devices);
     const absl::StatusOr<v1::ListSessionsResponse> list = admin_->ListSessions();
     v1::ListQuarantineResponse quarantine;
     const absl::Status listed =
         RawClient::Call(admin_->admin(), &v1::Admin::Stub::ListQuarantine, v1::ListQuarantineRequest(), &quarantine);
-    if (!device.ok() || !list.ok() || !listed.ok()) return false;
-    reserved = device->reserved_bytes();
-    carried_over = device->carried_over_bytes();
+    if (!had.ok() || !list.ok() || !listed.ok()) return false;
+    reserved = 0;
+    carried_over = 0;
+    for (const v1::Device& device : devices.devices()) {
+      reserved += device.reserved_bytes();
+      carried_over += device.carried_over_bytes();
+    }
     sessions = list->sessions_size();
     quarantined = quarantine.holdings_size();
     files = SegmentFiles();

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <iostream>
@@ -61,6 +62,7 @@ int64_t Now() {
 struct Marked {
   void* memory = nullptr;
   uint64_t bytes = 0;
+  int device = 0;
   uint64_t key = 0;
   uint64_t marked_bytes = 0;
   Buffer buffer;  // of caching clients
@@ -99,12 +101,13 @@ class Worker {
   const WorkerOptions& options() const { return options_; }
   const std::string& role() const { return options_.role; }
   std::vector<Marked>& held() { return held_; }
-  uint64_t held_bytes() const { return held_bytes_; }
+  uint64_t held_bytes(int device) const { return held_bytes_[static_cast<size_t>(device)]; }
+  int AnyDevice() { return static_cast<int>(Random(counters_.devices)); }
 
   void MarkAndHold(Marked marked) {
     marked.key = ++key_ * 0x1'0000'0001;
     marked.marked_bytes = Mark(marked.memory, marked.bytes, marked.key);
-    held_bytes_ += marked.bytes;
+    held_bytes_[static_cast<size_t>(marked.device)] += marked.bytes;
     held_.push_back(std::move(marked));
   }
 
@@ -127,7 +130,7 @@ class Worker {
     std::swap(held_[Random(held_.size())], held_.back());
     Marked marked = std::move(held_.back());
     held_.pop_back();
-    held_bytes_ -= marked.bytes;
+    held_bytes_[static_cast<size_t>(marked.device)] -= marked.bytes;
     Verify(marked);
     // Whatever the answer, it is not this client's any more.
     if (absl::Status status = GiveBack(marked); !status.ok()) ExplainedByLoss("giving back", status);
@@ -216,7 +219,7 @@ class Worker {
   uint64_t restarts_ = 0;  // of the daemon that were done before it was seen
   bool may_be_cut_ = false;
   std::vector<Marked> held_;
-  uint64_t held_bytes_ = 0;
+  std::array<uint64_t, kMostDevices> held_bytes_{};  // by device
 };
 
 // ---- Clients of whole segments: nothing is cached, so that what they hold is what they are charged for ----
@@ -240,21 +243,21 @@ class SegmentWorker : public Worker {
         if (!held().empty()) GiveOneBack();
         return;
       default:
-        if (held_bytes() + bytes <= most) Lease(bytes);
+        if (const int device = AnyDevice(); held_bytes(device) + bytes <= most) Lease(bytes, device);
     }
   }
 
   absl::Status GiveBack(Marked& marked) override { return client().ReturnSegment(marked.memory); }
 
  private:
-  void Lease(uint64_t bytes) {
+  void Lease(uint64_t bytes, int device) {
     const uint64_t calls = client().calls();
     const int64_t began = Now();
-    const absl::StatusOr<void*> memory = client().LeaseSegment(bytes);
+    const absl::StatusOr<void*> memory = client().LeaseSegment(bytes, device);
     const int64_t ended = Now();
     const bool queued = client().calls() > calls + 1;
     if (memory.ok()) {
-      MarkAndHold({.memory = *memory, .bytes = bytes, .buffer = Buffer()});
+      MarkAndHold({.memory = *memory, .bytes = bytes, .device = device, .buffer = Buffer()});
     } else if (!absl::IsResourceExhausted(memory.status())) {
       return ExplainedByLoss("LeaseSegment", memory.status());
     }
@@ -287,7 +290,7 @@ class CachingWorker : public Worker {
   void Step() override {
     switch (Random(8)) {
       case 0:  // most of it becomes idle
-        while (held_bytes() > 16_MiB) GiveOneBack();
+        for (int device = AnyDevice(); held_bytes(device) > 16_MiB;) GiveOneBack();
         return;
       case 1:
         return VerifyAll();
@@ -295,7 +298,7 @@ class CachingWorker : public Worker {
         if (child_ == 0 && Random(4) == 0) return Fork();
         return ReapChild(/*wait=*/false);
       default:
-        if (held_bytes() < 96_MiB) Allocate((1 + Random(24)) * 1_MiB);
+        if (const int device = AnyDevice(); held_bytes(device) < 96_MiB) Allocate((1 + Random(24)) * 1_MiB, device);
     }
   }
 
@@ -308,11 +311,11 @@ class CachingWorker : public Worker {
   }
 
  private:
-  void Allocate(uint64_t bytes) {
-    absl::StatusOr<Buffer> buffer = client().Allocate(bytes);
+  void Allocate(uint64_t bytes, int device) {
+    absl::StatusOr<Buffer> buffer = client().Allocate(bytes, device);
     if (buffer.ok()) {
       void* const memory = buffer->data();
-      return MarkAndHold({.memory = memory, .bytes = bytes, .buffer = *std::move(buffer)});
+      return MarkAndHold({.memory = memory, .bytes = bytes, .device = device, .buffer = *std::move(buffer)});
     }
     if (!absl::IsResourceExhausted(buffer.status())) return ExplainedByLoss("Allocate", buffer.status());
     Refused(buffer.status());
