@@ -60,7 +60,7 @@ INSTANTIATE_TEST_SUITE_P(Threads, PreloadCrowd, ::testing::Values(2, 8, 64), ::t
 
 // Two devices: a thread waits for the daemon's answer about one, while another frees on the other.
 TEST_F(PreloadTest, MemoryThatIsFreedWhileTheDaemonIsAskedComesBack) {
-  PlayedDaemon daemon({kPackingUuid, kSecondPackingUuid}, 64 * kMiB);
+  PlayedDaemon daemon(std::vector<std::string>{kPackingUuid, kSecondPackingUuid}, 64 * kMiB);
   Program program = Run("dlsym", {{"LD_LIBRARY_PATH", FolderOf(paths::kPreloadPackingDriver)},
                                   {"VRAMBROKER_SOCKET_DIR", daemon.socket_dir()}});
   ASSERT_EQ(program.Ask("pool"), "0");
@@ -106,7 +106,7 @@ uint64_t Operations() {
 TEST_P(PreloadCrowd, MemoryOfAllKindsOfTwoDevicesNeverPassesTheLimit) {
   constexpr uint64_t kLooks = 5;
   const uint64_t units = GetParam() == 2 ? 10 : 24;  // so that two threads reach it
-  PlayedDaemon daemon({kPackingUuid, kSecondPackingUuid}, units * kPackingUnit);
+  PlayedDaemon daemon(std::vector<std::string>{kPackingUuid, kSecondPackingUuid}, units * kPackingUnit);
   Program program = Run("dlsym", {{"LD_LIBRARY_PATH", FolderOf(paths::kPreloadPackingDriver)},
                                   {"VRAMBROKER_SOCKET_DIR", daemon.socket_dir()}});
   for (uint64_t look = 0; look < kLooks; ++look) {
@@ -115,14 +115,14 @@ TEST_P(PreloadCrowd, MemoryOfAllKindsOfTwoDevicesNeverPassesTheLimit) {
     const std::vector<uint64_t> numbers = Numbers(answer);
     ASSERT_EQ(numbers[1], 0u) << "looks that saw more than the limit: " << program.ErrorText();
     ASSERT_EQ(numbers[4], 0u) << "frees that failed: " << answer;
-    for (const size_t device : {0, 1}) {
+    for (const size_t device : {size_t{0}, size_t{1}}) {
       EXPECT_GE(numbers[2 + device], units) << "the limit was never reached";
       const uint64_t taken = Numbers(program.Ask(absl::StrCat("taken ", device)))[1] * kPackingUnit;
       ASSERT_LE(taken, units * kPackingUnit) << "look " << look;
       ASSERT_LE(taken, daemon.charged(device)) << "look " << look;
     }
   }
-  for (const size_t device : {0, 1}) {
+  for (const size_t device : {size_t{0}, size_t{1}}) {
     EXPECT_EQ(program.Ask(absl::StrCat("taken ", device)), "0 0");
     EXPECT_TRUE(WaitFor([&] { return daemon.charged(device) == 0; })) << daemon.charged(device);
   }
