@@ -96,6 +96,7 @@ class Daemon {
                 .max_recorded_events_per_uid = config.max_recorded_events_per_uid,
                 .session_bounds = config.session_bounds,
                 .max_waiting_per_uid = config.max_waiting_per_uid,
+                .max_tenants = config.max_metrics_clients / std::max<size_t>(pools_.size(), 1),
                 .reclaim_timeout = absl::ToChronoMilliseconds(config.reclaim_timeout),
                 .hold_back_time = absl::ToChronoMilliseconds(config.hold_back_time),
                 .hold_back_limit = config.hold_back_limit,

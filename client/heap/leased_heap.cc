@@ -112,7 +112,9 @@ void LeasedHeap::AnswerRequest(BlockRequest& request, Deadline until) {
   }
   const absl::StatusOr<AcquiredSegment> segment = GetSegment(request.segment_bytes(), terms);
   if (segment.ok()) return request.Supply(*segment);
-  if (absl::IsCancelled(segment.status()) && GiveUpScope::GaveUp()) return request.Deny(GiveUpScope::Error());
+  // A caller that does not wait gets no segment once the cache is flushed, either: it stays as it is for who does.
+  const bool is_last = absl::IsCancelled(segment.status()) || absl::IsResourceExhausted(segment.status());
+  if (session_.wait_ms() > 0 && is_last && GiveUpScope::GaveUp()) return request.Deny(GiveUpScope::Error());
   if (!absl::IsCancelled(segment.status()) || !gave_up) return request.Deny(segment.status());
   if (request.SearchAgain()) return;
   // Another thread was faster. The request waits again if there is time, or is refused as it was before.
@@ -435,6 +437,7 @@ absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes, bool now) {
     return segment.status().GetPayload(kOwnLimit).has_value() ? explain(segment.status()) : segment.status();
   }
   if (absl::IsResourceExhausted(segment.status())) {
+    if (session_.wait_ms() > 0 && GiveUpScope::GaveUp()) return GiveUpScope::Error();  // as in AnswerRequest()
     Flush();
     LeaseTerms terms{.may_reclaim = true, .wait_ms = session_.wait_ms()};
     if (terms.wait_ms > 0 && GiveUpScope::IsActive()) terms.give_up = &GiveUpScope::GaveUp;

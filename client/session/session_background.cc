@@ -184,11 +184,15 @@ bool SessionClient::ReportStatsOf(size_t device, bool always) {
   const MemoryStats stats = heaps_[device]->GetMemoryStats().value_or(MemoryStats());
   if (!always && SameCounts(stats, reported_[device])) return false;
   reported_[device] = stats;
+  SendStats(*link, device, stats);
+  return true;
+}
+
+void SessionClient::SendStats(const Link& link, size_t device, const MemoryStats& stats) {
   v1::SessionRequest message;
   message.mutable_stats()->set_device(static_cast<uint32_t>(device));
   *message.mutable_stats()->mutable_stats() = StatsToProto(stats);
-  link->stream->Send(std::move(message));
-  return true;
+  link.stream->Send(std::move(message));
 }
 
 void SessionClient::Answer(const v1::Question& question) {
@@ -296,6 +300,10 @@ absl::Status SessionClient::Reconnect() {
   Link& link = **reached;
   link.session = resumed ? old->session : old->session + 1;
   DeclareCarriedOver(link);
+  // Tells what was counted so far before the new session asks for anything: that is not counted for the session.
+  for (size_t device = 0; !resumed && device < heaps_.size(); ++device) {
+    SendStats(link, device, heaps_[device]->GetMemoryStats().value_or(MemoryStats()));
+  }
   {
     MutexLock lock(mu_);
     lost_ = !link.stream->status().ok();

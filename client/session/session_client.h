@@ -156,6 +156,7 @@ class SessionClient final : public HeapHost {
   void AnswerEndedTrims();
   // Sends the figures that have changed, or all. False: none had.
   bool ReportStats(bool all) ABSL_LOCKS_EXCLUDED(reports_mu_);
+  static void SendStats(const Link& link, size_t device, const MemoryStats& stats);
   // Aborted: an operator has ended the session.
   absl::Status Reconnect() ABSL_LOCKS_EXCLUDED(mu_);
   void GiveBackIdle();

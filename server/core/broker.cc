@@ -67,7 +67,7 @@ Broker::Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor*
                 .hold_back_limit = options_.hold_back_limit,
                 .max_waiting_per_uid = options_.max_waiting_per_uid},
                pools_, workers_, &sessions_, &timer_),
-      refusals_(options_.clock, options_.session_bounds, pools_, &sessions_),
+      refusals_(options_.clock, options_.session_bounds, pools_, &sessions_, options_.max_tenants),
       allocations_(pools_, options_.clock, &waiting_, &refusals_),
       leases_(pools_, options_.clock, &waiting_, &refusals_, &timer_),
       charges_(pools_, options_.clock, &waiting_, &refusals_),
@@ -154,7 +154,7 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
   if (options.placement == Placement::kLeased) saved.token = *token;
   const SessionSettings set = settings_.Opened(reserved->id, std::move(saved), options.earlier);
   // A leasing client goes on recording what it records; other clients begin anew.
-  const bool goes_on = options.placement == Placement::kLeased && set.recorded_events.has_value();
+  const bool keeps_recording = options.placement == Placement::kLeased && set.recorded_events.has_value();
   // Seen by nobody until it is whole.
   const SessionSetup setup{.id = reserved->id,
                            .name = reserved->name,
@@ -166,7 +166,8 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
                            .bounds = options_.session_bounds,
                            .events = std::move(events),
                            .allocator = options.allocator.value_or(options_.allocator),
-                           .record_events = goes_on ? *set.recorded_events : reserved->record_events,
+                           .record_events = keeps_recording ? *set.recorded_events : reserved->record_events,
+                           .goes_on = options.earlier.has_value(),
                            .clock = options_.clock};
   SessionPtr session;
   switch (options.placement) {

@@ -19,6 +19,7 @@
 #include "server/base/steady_time.h"
 #include "server/core/claims.h"
 #include "server/identity/policy.h"
+#include "server/oom/tenant_refusals.h"
 #include "server/sessions/session.h"
 
 namespace vrambroker {
@@ -30,7 +31,8 @@ struct BrokerOptions {
   bool is_record_events_set = true;                   // the operator chose it: sessions that get less are told
   uint64_t max_recorded_events_per_uid = 10'000'000;  // of remote sessions: theirs are in the daemon's memory
   SessionBounds session_bounds;
-  size_t max_waiting_per_uid = 4096;  // requests
+  size_t max_waiting_per_uid = 4096;                 // requests
+  size_t max_tenants = TenantRefusals::kMaxTenants;  // whose refusals are counted by name
   // How long those who hold reclaimable memory have to give it back when somebody asks for it.
   std::chrono::milliseconds reclaim_timeout{2000};
   // See RequestQueueOptions.

@@ -302,26 +302,9 @@ void WriteTenants(const BrokerView& view, size_t max_clients, MetricFamilies& ou
 }
 
 // Of all tenants that the daemon knows, so that counters stay when a session ends.
-void WriteTenantRefusals(const BrokerView& view, size_t max_clients, MetricFamilies& out) {
-  // Those that came first have series of their own.
-  const size_t named = std::min(view.refusals.size(), max_clients / std::max<size_t>(view.devices.size(), 1));
-  TenantRefusals::ByTenant rows(view.refusals.begin(), view.refusals.begin() + static_cast<std::ptrdiff_t>(named));
-  if (named < view.refusals.size()) {
-    auto other = std::find_if(rows.begin(), rows.end(), [](const auto& row) { return row.first == kOther; });
-    if (other == rows.end()) {
-      other = rows.insert(rows.end(), {kOther, std::vector<TenantRefusals::Counts>(view.devices.size())});
-    }
-    for (size_t i = named; i < view.refusals.size(); ++i) {
-      for (size_t device = 0; device < view.devices.size(); ++device) {
-        const TenantRefusals::Counts& from = view.refusals[i].second[device];
-        TenantRefusals::Counts& to = other->second[device];
-        for (size_t cause = 0; cause < kOomCauses.size(); ++cause) to.ooms[cause] += from.ooms[cause];
-        to.ended_sessions += from.ended_sessions;
-      }
-    }
-  }
+void WriteTenantRefusals(const BrokerView& view, MetricFamilies& out) {
   const auto for_each = [&](const auto& write) {
-    for (const auto& [tenant, counts] : rows) {
+    for (const auto& [tenant, counts] : view.refusals) {
       for (size_t device = 0; device < counts.size(); ++device) {
         write(MakeLabels({{"tenant", tenant}, {"gpu", absl::StrCat(device)}}), counts[device]);
       }
@@ -356,7 +339,7 @@ void WriteClientMetrics(const BrokerView& view, size_t max_clients, size_t max_c
   }
   WriteGauges(rows, out);
   WriteTenants(view, max_clients, out);
-  WriteTenantRefusals(view, max_clients, out);
+  WriteTenantRefusals(view, out);
   out.Single("vrambroker_clients_folded", "Sessions with at least one device folded into client=\"_other\".", Gauge,
              uint64_t{folded.sessions.size()});
 }

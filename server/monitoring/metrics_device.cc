@@ -35,22 +35,29 @@ struct DeviceRow {
 
 DeviceRow MakeRow(const BrokerView& view, size_t device) {
   const DeviceView& info = view.devices[device];
-  DeviceRow row{.gpu = absl::StrCat(device),
-                .info = &info,
-                .free = info.idle_sizes,
-                .quarantined_bytes = {{"disconnected", 0}, {"ended", 0}, {"settling", 0}, {"held_open", 0}}};
+  DeviceRow row{
+      .gpu = absl::StrCat(device),
+      .info = &info,
+      .free = info.idle_sizes,
+      .quarantined_bytes = {
+          {"disconnected", 0}, {"ended", 0}, {"settling", 0}, {"held_open", 0}, {"carried_over", 0}, {"others", 0}}};
   row.labels = MakeLabels({{"gpu", row.gpu}});
   for (const SessionView& session : view.sessions) {
     const SessionDeviceView& held = session.devices[device];
     row.free.Add(held.stats.free);
     row.largest_hole_bytes = std::max(row.largest_hole_bytes, held.stats.free.largest_bytes);
-    if (session.state == SessionState::kDisconnected || session.state == SessionState::kEnded) {
-      row.quarantined_bytes[SessionStateName(session.state)] += held.account.reserved_bytes;
-    }
+    if (session.state == SessionState::kActive) continue;
+    // A session that is just being closed has ended.
+    const SessionState state = std::min(session.state, SessionState::kEnded);
+    row.quarantined_bytes[SessionStateName(state)] += held.account.reserved_bytes;
   }
   for (const QuarantinedView& dead : info.quarantine) {
     row.quarantined_bytes[dead.holding.holders.empty() ? "settling" : "held_open"] += dead.holding.bytes;
     row.quarantine_age = std::max(row.quarantine_age, dead.age);
+  }
+  for (const CarriedOver::Holding& carried : info.carried_over) {
+    if (carried.session != kNoSession) continue;
+    row.quarantined_bytes[carried.segments > 0 ? "carried_over" : "others"] += carried.bytes;
   }
   // What sessions count themselves may be older.
   row.reserved_bytes = std::max(info.pool.reserved_bytes, row.info->stats.active_bytes.all.current);
@@ -182,7 +189,8 @@ void WriteFreeBlocks(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
 
 void WriteQuarantine(const std::vector<DeviceRow>& rows, MetricFamilies& out) {
   out.Family("vrambroker_device_quarantined_bytes",
-             "Memory of disconnected, ended and dead clients that nobody else may get yet, by reason.", Gauge);
+             "Memory that nobody else may get yet: of clients that are gone, or from an earlier run, by reason.",
+             Gauge);
   for (const DeviceRow& row : rows) {
     for (const auto& [reason, bytes] : row.quarantined_bytes) out.Sample(row.labels, "reason", reason, bytes);
   }

@@ -2,6 +2,11 @@
 #include "server/oom/tenant_refusals.h"
 
 namespace vrambroker {
+namespace {
+
+constexpr absl::string_view kOtherTenants = "_other";  // those beyond the bound
+
+}  // namespace
 
 void TenantRefusals::Add(absl::string_view tenant) {
   MutexLock lock(mu_);
@@ -21,7 +26,7 @@ void TenantRefusals::CountEndedSession(absl::string_view tenant, int device) {
 void TenantRefusals::Forget(absl::string_view tenant) {
   MutexLock lock(mu_);
   const auto it = places_.find(tenant);
-  if (it == places_.end()) return;
+  if (it == places_.end() || tenant == kOtherTenants) return;
   tenants_.erase(tenants_.begin() + static_cast<std::ptrdiff_t>(it->second));
   places_.erase(it);
   for (size_t i = 0; i < tenants_.size(); ++i) places_[tenants_[i].first] = i;
@@ -34,7 +39,7 @@ TenantRefusals::ByTenant TenantRefusals::Get() const {
 
 std::vector<TenantRefusals::Counts>& TenantRefusals::Of(absl::string_view tenant) {
   if (const auto it = places_.find(tenant); it != places_.end()) return tenants_[it->second].second;
-  if (tenants_.size() >= kMaxTenants) tenant = "_other";
+  if (tenants_.size() - (places_.contains(kOtherTenants) ? 1 : 0) >= max_tenants_) tenant = kOtherTenants;
   const auto [it, is_new] = places_.try_emplace(std::string(tenant), tenants_.size());
   if (is_new) tenants_.emplace_back(std::string(tenant), std::vector<Counts>(devices_));
   return tenants_[it->second].second;

@@ -5,6 +5,7 @@
 #ifndef VRAMBROKER_SERVER_OOM_TENANT_REFUSALS_H_
 #define VRAMBROKER_SERVER_OOM_TENANT_REFUSALS_H_
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -25,7 +26,6 @@ class TenantRefusals {
  public:
   // A session that ends so soon after a refusal is taken to have ended because of it.
   static constexpr std::chrono::seconds kSoon{60};
-  // The first ones are counted by name, all others as "_other". A tenant is a rule's or a user's: there are few.
   static constexpr size_t kMaxTenants = 4096;
 
   struct Counts {
@@ -35,13 +35,16 @@ class TenantRefusals {
   // In the order in which the daemon came to know them; counts by device.
   using ByTenant = std::vector<std::pair<std::string, std::vector<Counts>>>;
 
-  explicit TenantRefusals(size_t devices) : devices_(devices) {}
+  // Counts so many tenants by name, in the order in which they come, and any other as "_other". Counts of "_other" stay
+  // when a tenant is no more: none falls, and each refusal is in one of them.
+  explicit TenantRefusals(size_t devices, size_t max_tenants = kMaxTenants)
+      : devices_(devices), max_tenants_(std::min(max_tenants, kMaxTenants)) {}
 
   // Has it counted from now on: who reads the counts sees them start from 0.
   void Add(absl::string_view tenant) ABSL_LOCKS_EXCLUDED(mu_);
   void CountRefusal(absl::string_view tenant, int device, OomCause cause) ABSL_LOCKS_EXCLUDED(mu_);
   void CountEndedSession(absl::string_view tenant, int device) ABSL_LOCKS_EXCLUDED(mu_);
-  // It is no more: it makes room for others.
+  // The tenant is no more: where it is counted by name, it makes room for those that come from now on.
   void Forget(absl::string_view tenant) ABSL_LOCKS_EXCLUDED(mu_);
 
   ByTenant Get() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -50,6 +53,7 @@ class TenantRefusals {
   std::vector<Counts>& Of(absl::string_view tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const size_t devices_;
+  const size_t max_tenants_;
   mutable Mutex mu_;
   ByTenant tenants_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, size_t> places_ ABSL_GUARDED_BY(mu_);  // in tenants_

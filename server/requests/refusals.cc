@@ -50,13 +50,13 @@ OtherSession::Asked AskedOf(const Session& session, int device, const WaitRecord
 }  // namespace
 
 Refusals::Refusals(std::function<SteadyTime()> clock, const SessionBounds& session_bounds,
-                   std::vector<SegmentPool*> pools, const SessionRegistry* sessions)
+                   std::vector<SegmentPool*> pools, const SessionRegistry* sessions, size_t max_tenants)
     : clock_(std::move(clock)),
       session_bounds_(session_bounds),
       pools_(std::move(pools)),
       sessions_(*sessions),
       counts_(pools_.size()),
-      tenants_(pools_.size()),
+      tenants_(pools_.size(), max_tenants),
       claims_(pools_.size()),
       recording_slots_(
           {.what = "recordings of refusals under way", .per_uid = kMaxRecordedOfUser, .in_all = kMaxRecorded}) {}

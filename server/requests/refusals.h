@@ -49,9 +49,9 @@ class Refusals {
   using Counts = SessionRefusals::Counts;
   using Events = std::vector<std::shared_ptr<const OomEvent>>;
 
-  // All outlive it. `pools` by device.
+  // All outlive it. `pools` by device. `max_tenants`: see TenantRefusals.
   Refusals(std::function<SteadyTime()> clock, const SessionBounds& session_bounds, std::vector<SegmentPool*> pools,
-           const SessionRegistry* sessions);
+           const SessionRegistry* sessions, size_t max_tenants = TenantRefusals::kMaxTenants);
 
   // ---- Refusing ----
 

@@ -21,7 +21,11 @@ bool TellOfNoUse(const MemoryStats& before, const MemoryStats& now) {
 }  // namespace
 
 LeasedSession::LeasedSession(const SessionSetup& setup, const ResumeToken& resume_token)
-    : Session(setup), resume_token_(resume_token), allocator_options_(setup.allocator), reported_(setup.pools.size()) {}
+    : Session(setup),
+      resume_token_(resume_token),
+      allocator_options_(setup.allocator),
+      reported_(setup.pools.size()),
+      counts_before_(setup.pools.size(), setup.goes_on) {}
 
 bool LeasedSession::Resume(std::shared_ptr<SessionEvents> events) {
   MutexLock lock(mu_);
@@ -144,6 +148,8 @@ void LeasedSession::Report(int device, MemoryStats stats) {
   MutexLock lock(mu_);
   if (!TellOfNoUse(reported_[device], stats)) NoteUse(clock_());
   reported_[device] = stats;
+  if (counts_before_[device]) CountRetriesFrom(device, stats.num_alloc_retries);
+  counts_before_[device] = false;
   UpdateRetries(device);
 }
 

@@ -60,7 +60,8 @@ class LeasedSession : public Session {
   absl::Status ReturnSegments(int device, absl::Span<const SegmentId> segments);
   // Takes back all segments but these, which the client says it holds.
   void ReturnAllBut(const absl::flat_hash_set<SegmentId>& segments);
-  // What the client counts, cut to what can be true.
+  // Takes what the client counts, cut to what can be true. Where the session goes on from an earlier one, the first
+  // report of each device says what was counted before.
   void Report(int device, MemoryStats stats) ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<uint64_t> TrimSlowly(uint64_t bytes) override;
@@ -105,6 +106,7 @@ class LeasedSession : public Session {
   std::atomic<size_t> leases_under_way_{0};  // segments
   ClientQuestions questions_;
   std::vector<MemoryStats> reported_ ABSL_GUARDED_BY(mu_);  // by device
+  std::vector<bool> counts_before_ ABSL_GUARDED_BY(mu_);    // by device: the next report says what was before
 };
 
 }  // namespace vrambroker

@@ -239,7 +239,7 @@ absl::Status RemoteSession::ResetStats(int device, bool accumulated) {
   MutexLock lock(mu_);
   UpdateRetries(device);
   allocator(device).ResetAccumulatedStats();
-  ResetRetries(device);
+  CountRetriesFrom(device, 0);
   return absl::OkStatus();
 }
 

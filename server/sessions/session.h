@@ -93,6 +93,7 @@ struct SessionSetup {
   std::shared_ptr<SessionEvents> events;
   AllocatorOptions allocator;
   uint64_t record_events = 0;  // what each of its heaps keeps from the start
+  bool goes_on = false;        // from an earlier session, which its client has counted for
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
 };
 
@@ -208,8 +209,10 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::Status CheckActive() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Adds what NumAllocRetries() says beyond what it said the last time.
   void UpdateRetries(int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The counter of NumAllocRetries() starts again.
-  void ResetRetries(int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { retries_[device].counted = 0; }
+  // The counter of NumAllocRetries() starts again, or has come to `so_far` before this session.
+  void CountRetriesFrom(int device, uint64_t so_far) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    retries_[device].counted = so_far;
+  }
 
   // Constant after construction.
   const SessionId id_;

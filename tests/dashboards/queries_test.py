@@ -415,7 +415,7 @@ class DashboardsTest(LoadedTest):
         return {"capacity": value("device_capacity_bytes"), "reserved": value("device_reserved_bytes"),
                 "allocated": value("device_allocated_bytes"), "fragmented": value("device_inactive_split_bytes"),
                 "reclaimable": value("client_idle_bytes"), "cached": value("device_idle_bytes"),
-                "left behind": value("device_quarantined_bytes", ', reason=~"settling|held_open"'),
+                "left behind": value("device_quarantined_bytes", ', reason=~"settling|held_open|carried_over|others"'),
                 "quarantined": value("device_quarantined_bytes"), "fragmentation ratio": value("device_fragmentation_ratio")}
 
     def from_the_dashboard(self):

@@ -833,6 +833,24 @@ class ClientTest(support.DaemonTest):
                 holder.close()
         """)
 
+    def test_a_request_of_the_main_thread_flushes_once(self):
+        self.run_with_daemon(WAITING, """
+            for placement in ("leased", "whole"):
+                client = vrambroker.Client(wait=0.001, limit="64MiB")
+                client.malloc(10 << 20).free()
+                request = client.lease_segment if placement == "whole" else client.malloc
+                try:
+                    request(100 << 20)
+                except vrambroker.OutOfMemoryError:
+                    pass
+                else:
+                    raise AssertionError("beyond the limit")
+                stats = client.memory_stats()
+                assert stats["num_device_free"] == 1, stats["num_device_free"]  # given back
+                assert stats["num_alloc_retries"] == (placement == "leased"), stats["num_alloc_retries"]
+                client.close()
+        """)
+
     def test_closed_by_a_signal_while_the_main_thread_waits(self):
         self.run_with_daemon(WAITING, """
             import signal

@@ -513,7 +513,7 @@ TEST(FoldingTest, ClaimsBeyondTheBoundAreSummedUpButForWhatMayNotFall) {
 }
 
 TEST(TenantRefusalsTest, CountsStayWhenSessionsAreGone) {
-  TenantRefusals refusals(2);
+  TenantRefusals refusals(2, /*max_tenants=*/3);
   refusals.Add("a");
   refusals.CountRefusal("b", 1, OomCause::kLimit);
   refusals.CountRefusal("b", 1, OomCause::kLimit);
@@ -521,22 +521,34 @@ TEST(TenantRefusalsTest, CountsStayWhenSessionsAreGone) {
   refusals.CountRefusal("c", 0, OomCause::kCapacity);
   BrokerView view;
   view.devices.resize(2);
-  view.refusals = refusals.Get();
-  {
-    const Metrics metrics({.view = [&] { return view; }, .max_clients = 6});
-    const MetricsPage page(metrics.Text());
-    EXPECT_EQ(page.Value("vrambroker_tenant_ooms_total", {{"tenant", "a"}, {"gpu", "0"}, {"reason", "limit"}}), 0)
-        << "before the first, so that Prometheus sees it come";
-    EXPECT_EQ(page.Value("vrambroker_tenant_ooms_total", {{"tenant", "b"}, {"gpu", "1"}, {"reason", "limit"}}), 2);
-    EXPECT_EQ(page.Value("vrambroker_tenant_sessions_ended_after_oom_total", {{"tenant", "b"}, {"gpu", "1"}}), 1);
-    EXPECT_EQ(page.Value("vrambroker_tenant_sessions_ended_after_oom_total", {{"tenant", "b"}, {"gpu", "0"}}), 0);
-    EXPECT_EQ(page.Count("vrambroker_tenant_ooms_total", {{"tenant", "_other"}}), 0u);
-  }
-  const Metrics metrics({.view = [&] { return view; }, .max_clients = 2});
+  const Metrics metrics({.view = [&] {
+    view.refusals = refusals.Get();
+    return view;
+  }});
+  const auto refused = [&](const std::string& tenant, const std::string& gpu) {
+    return MetricsPage(metrics.Text()).Sum("vrambroker_tenant_ooms_total", {{"tenant", tenant}, {"gpu", gpu}});
+  };
   const MetricsPage page(metrics.Text());
-  EXPECT_EQ(page.Count("vrambroker_tenant_sessions_ended_after_oom_total"), 2u * 2u) << "a, and the others";
-  EXPECT_EQ(page.Sum("vrambroker_tenant_ooms_total", {{"tenant", "_other"}}), 3);
-  EXPECT_EQ(page.Value("vrambroker_tenant_sessions_ended_after_oom_total", {{"tenant", "_other"}, {"gpu", "1"}}), 1);
+  EXPECT_EQ(page.Value("vrambroker_tenant_ooms_total", {{"tenant", "a"}, {"gpu", "0"}, {"reason", "limit"}}), 0)
+      << "before the first, so that Prometheus sees it come";
+  EXPECT_EQ(page.Value("vrambroker_tenant_ooms_total", {{"tenant", "b"}, {"gpu", "1"}, {"reason", "limit"}}), 2);
+  EXPECT_EQ(page.Value("vrambroker_tenant_sessions_ended_after_oom_total", {{"tenant", "b"}, {"gpu", "1"}}), 1);
+  EXPECT_EQ(page.Count("vrambroker_tenant_ooms_total", {{"tenant", "_other"}}), 0u);
+
+  // Tenants beyond the bound are counted together, for good: nobody who goes takes what is counted.
+  refusals.CountRefusal("d", 0, OomCause::kLimit);
+  refusals.CountRefusal("e", 0, OomCause::kLimit);
+  EXPECT_EQ(refused("_other", "0"), 2);
+  refusals.Forget("e");
+  EXPECT_EQ(refused("_other", "0"), 2);
+  refusals.Forget("b");
+  EXPECT_EQ(refused("_other", "0"), 2);
+  EXPECT_EQ(refused("b", "1"), 0);
+  refusals.CountRefusal("d", 0, OomCause::kLimit);
+  EXPECT_EQ(refused("d", "0"), 1) << "what comes once there is room";
+  EXPECT_EQ(refused("_other", "0"), 2);
+  refusals.Forget("_other");
+  EXPECT_EQ(refused("_other", "0"), 2) << "a tenant of that name is counted there";
 }
 
 TEST(TenantRefusalsTest, TheirNumberIsBounded) {
