@@ -31,6 +31,7 @@
 #include "allocator/base/version.h"
 #include "server/base/event_loop.h"
 #include "server/base/memory_trim.h"
+#include "server/base/random_token.h"
 #include "server/base/systemd.h"
 #include "server/base/worker_pool.h"
 #include "server/core/broker.h"
@@ -89,6 +90,7 @@ class Daemon {
         workers_(std::make_unique<WorkerPool>(kMaxWorkers, config.max_questions_per_uid)),
         broker_(
             BrokerOptions{
+                .run_id = RandomName(),
                 .policy = MakePolicy(config),
                 .allocator = config.alloc_conf.options,
                 .record_events = config.record_events,

@@ -6,6 +6,8 @@
 #include <cerrno>
 
 #include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/string_view.h"
 
 namespace vrambroker {
 
@@ -15,6 +17,11 @@ absl::StatusOr<RandomToken> NewRandomToken() {
     return absl::ErrnoToStatus(errno, "getrandom failed");
   }
   return token;
+}
+
+std::string RandomName() {
+  const RandomToken token = NewRandomToken().value_or(RandomToken());
+  return absl::BytesToHexString(absl::string_view(token.data(), token.size() / 2));
 }
 
 }  // namespace vrambroker

@@ -3,6 +3,7 @@
 #define VRAMBROKER_SERVER_BASE_RANDOM_TOKEN_H_
 
 #include <array>
+#include <string>
 
 #include "absl/status/statusor.h"
 
@@ -13,6 +14,9 @@ using RandomToken = std::array<char, 16>;
 
 // From the kernel's random numbers. Thread-safe; errors of getrandom().
 absl::StatusOr<RandomToken> NewRandomToken();
+
+// Sixteen hexadecimal digits, as no other call gives them, in this process or another one. Thread-safe.
+std::string RandomName();
 
 }  // namespace vrambroker
 

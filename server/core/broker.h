@@ -67,6 +67,7 @@ class Broker {
   Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor* workers);
 
   const BrokerOptions& options() const { return options_; }
+  const std::string& run_id() const { return options_.run_id; }
   absl::Span<SegmentPool* const> pools() const { return pools_; }
   // NotFound for an unknown device.
   absl::Status CheckDevice(uint64_t device) const { return vrambroker::CheckDevice(device, pools_.size()); }

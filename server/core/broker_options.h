@@ -25,6 +25,7 @@
 namespace vrambroker {
 
 struct BrokerOptions {
+  std::string run_id;                                 // of this run of the daemon, and of no other
   std::shared_ptr<const Policy> policy;               // who gets what; null: the default of every field
   AllocatorOptions allocator;                         // of sessions that bring none of their own
   size_t record_events = 0;                           // what new sessions keep; at most kMaxRecordedEvents

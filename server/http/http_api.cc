@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -242,9 +243,16 @@ HttpResponse HttpApi::State() const {
   Json sessions = Json::array();
   for (const SessionView& session : view.sessions) sessions.push_back(ToJson(ToProto(session)));
   Json claims = Json::array();
-  for (const ClaimView& claim : view.claims) claims.push_back(ToJson(ToProto(claim, sources_.socket_dir)));
+  for (const ClaimView& claim : view.claims) {
+    Json& json = claims.emplace_back(ToJson(ToProto(claim, sources_.socket_dir)));
+    for (size_t i = 0; i < claim.devices.size(); ++i) {
+      const auto& ooms = claim.devices[i].ooms;
+      json["devices"][i]["refusals"] = std::accumulate(ooms.begin(), ooms.end(), uint64_t{0});
+    }
+  }
   return JsonAnswer(Json{{"time", TimeText(std::chrono::system_clock::now())},
                          {"daemon_version", std::string(kVersion)},
+                         {"run_id", broker_.run_id()},
                          {"state", DaemonStateName(sources_.state())},
                          {"health", health.ok() ? std::string("ok") : std::string(health.message())},
                          {"total_ooms", broker_.refusals().log().total()},
@@ -257,7 +265,7 @@ HttpResponse HttpApi::Sessions() const {
   Json sessions = Json::array();
   for (const SessionView& session : broker_.operator_view().Look().sessions)
     sessions.push_back(ToJson(ToProto(session)));
-  return JsonAnswer(Json{{"sessions", std::move(sessions)}});
+  return JsonAnswer(Json{{"run_id", broker_.run_id()}, {"sessions", std::move(sessions)}});
 }
 
 HttpResponse HttpApi::Ooms(const HttpParameters& parameters) const {
@@ -276,7 +284,8 @@ HttpResponse HttpApi::Ooms(const HttpParameters& parameters) const {
     if (last > 0 && events.size() == last) break;
     events.push_back(ToJson(ToProto(*event, broker_.refusals().recordings())));
   }
-  return JsonAnswer(Json{{"total_events", broker_.refusals().log().total()},
+  return JsonAnswer(Json{{"run_id", broker_.run_id()},
+                         {"total_events", broker_.refusals().log().total()},
                          {"matching_events", matching->size()},
                          {"events", std::move(events)}});
 }
@@ -303,7 +312,8 @@ HttpResponse HttpApi::TimelineOf(const HttpParameters& parameters) const {
     refusals.push_back(sample.refusals);
     waiting.push_back(sample.waiting);
   }
-  return JsonAnswer(Json{{"device", *device},
+  return JsonAnswer(Json{{"run_id", broker_.run_id()},
+                         {"device", *device},
                          {"capacity_bytes", broker_.pools()[static_cast<size_t>(*device)]->capacity_bytes()},
                          {"time_ms", std::move(times)},
                          {"allocated_bytes", std::move(allocated)},
@@ -328,7 +338,8 @@ HttpResponse HttpApi::TimelineOfSession(const SessionRef& wanted, int device) co
     reserved.push_back(sample.reserved_bytes);
     allocated.push_back(sample.allocated_bytes);
   }
-  return JsonAnswer(Json{{"device", device},
+  return JsonAnswer(Json{{"run_id", broker_.run_id()},
+                         {"device", device},
                          {"session_id", Raw(id)},
                          {"name", (*session)->name()},
                          {"limit_bytes", pool.GetAccount(id).value_or(AccountState()).effective_limit_bytes()},
@@ -354,7 +365,10 @@ HttpResponse HttpApi::Map(const HttpParameters& parameters) {
   }
   Json segments = Json::array();
   for (const MappedSegment& segment : map.segments) segments.push_back(SegmentJson(segment));
-  return JsonAnswer(Json{{"device", *device}, {"sessions", std::move(sessions)}, {"segments", std::move(segments)}});
+  return JsonAnswer(Json{{"run_id", broker_.run_id()},
+                         {"device", *device},
+                         {"sessions", std::move(sessions)},
+                         {"segments", std::move(segments)}});
 }
 
 HttpResponse HttpApi::Snapshot(const HttpParameters& parameters) {

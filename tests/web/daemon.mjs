@@ -77,19 +77,30 @@ export class Daemon {
     writeFileSync(config,
       `idle_decay: "1h" client_timeout: "20s" reclaim_timeout: "20s" drain_timeout: "10m"\n${moreConfig}`);
     daemon.environment = {...process.env, VRAMBROKER_SOCKET_DIR: daemon.dir};
-    daemon.log = '';
-    daemon.process = daemon.spawn('server/vrambrokerd',
-      [`--config=${config}`, '--device=host', `--socket_dir=${daemon.dir}`, '--http_address=127.0.0.1:0', ...flags]);
-    daemon.process.stderr.on('data', (text) => { daemon.log += text; });
-    daemon.process.stdout.on('data', (text) => { daemon.log += text; });
-    try {
-      await waitFor('the daemon', () => daemon.log.includes('daemon ready'));
-      daemon.url = /http=(http:\/\/[0-9.:]+)/.exec(daemon.log)[1];
-    } catch (error) {
-      daemon.stop();
-      throw new Error(`${error.message}; its log:\n${daemon.log}`);
-    }
+    daemon.flags = [`--config=${config}`, '--device=host', `--socket_dir=${daemon.dir}`, ...flags];
+    await daemon.run('127.0.0.1:0');
     return daemon;
+  }
+
+  async run(address) {
+    this.log = '';
+    this.process = this.spawn('server/vrambrokerd', [...this.flags, `--http_address=${address}`]);
+    this.process.stderr.on('data', (text) => { this.log += text; });
+    this.process.stdout.on('data', (text) => { this.log += text; });
+    try {
+      await waitFor('the daemon', () => this.log.includes('daemon ready'));
+      this.url = /http=(http:\/\/[0-9.:]+)/.exec(this.log)[1];
+    } catch (error) {
+      this.stop();
+      throw new Error(`${error.message}; its log:\n${this.log}`);
+    }
+  }
+  // Dies, and is started again where it was.
+  async restart() {
+    const ended = new Promise((resolve) => { this.process.on('exit', resolve); });
+    this.process.kill('SIGKILL');
+    await ended;
+    await this.run(this.url.slice('http://'.length));
   }
 
   spawn(program, args = []) {

@@ -14,12 +14,13 @@ const GAP_MS = 10_000;
 const MOST = 100_000;  // samples of all
 
 let now = Date.UTC(2030, 0, 1);
+let run = 'a';  // of the daemon
 const held = (bytes, ooms = 0) => ({allocated_bytes: bytes / 2, reserved_bytes: bytes, idle_bytes: 0, num_ooms: ooms, waiting: []});
 const sessions = (count, of = () => held(MIB), first = 1) =>
   Array.from({length: count}, (_, i) => ({id: first + i, devices: [of(first + i)]}));
 function look(all, apart = PERIOD_MS) {
   now += apart;
-  remember(all, GAP_MS, now);
+  remember(run, all, GAP_MS, now);
 }
 const check = (history) => {
   const {time_ms: times} = history;
@@ -39,9 +40,9 @@ const check = (history) => {
   let longest = 0;
   for (let i = 0; i < day; ++i) {
     look(sessions(1, () => held((i === 1234 ? 900 : 10) * MIB, i < 5000 ? 0 : 3)));
-    longest = Math.max(longest, historyOf(1, 0).time_ms.length);
+    longest = Math.max(longest, historyOf(run, 1, 0).time_ms.length);
   }
-  const history = check(historyOf(1, 0));
+  const history = check(historyOf(run, 1, 0));
   const {time_ms: times} = history;
   assert.ok(longest <= 450, `${longest} samples`);
   assert.ok(times.length >= 200, `${times.length} samples`);
@@ -60,7 +61,7 @@ const check = (history) => {
   look(sessions(1), 4 * 3600 * 1000);
   const after = now;
   for (let i = 0; i < 3000; ++i) look(sessions(1), i % 3 === 0 ? 60_000 : PERIOD_MS);
-  const {time_ms: times, leased_bytes: leased} = check(historyOf(1, 0));
+  const {time_ms: times, leased_bytes: leased} = check(historyOf(run, 1, 0));
   assert.ok(times.length <= 450);
   const gap = times.findIndex((time) => time > before);
   assert.deepEqual([times[gap], leased[gap]], [after - 1, null]);
@@ -72,25 +73,35 @@ const check = (history) => {
 {
   for (let i = 0; i < 2000; ++i) look(sessions(200));
   assert.ok(remembered() <= MOST, `${remembered()} samples`);
-  assert.ok(historyOf(200, 0).time_ms.length >= 200);
+  assert.ok(historyOf(run, 200, 0).time_ms.length >= 200);
   for (let i = 0; i < 300; ++i) look(sessions(1500));
   assert.ok(remembered() <= 1.1 * MOST, `${remembered()} samples`);
   for (let i = 0; i < 1000; ++i) look(sessions(100, undefined, 10_000 + 100 * i));
   assert.ok(remembered() <= MOST / 10, `${remembered()} samples`);
-  assert.equal(historyOf(10_000, 0).time_ms.length, 0);
-  assert.ok(historyOf(10_000 + 100 * 999, 0).time_ms.length > 0);
+  assert.equal(historyOf(run, 10_000, 0).time_ms.length, 0);
+  assert.ok(historyOf(run, 10_000 + 100 * 999, 0).time_ms.length > 0);
   // Of one that has ended, for a while.
   const ended = 10_000 + 100 * 999;
   for (let i = 0; i < 5 * 60 * 1000 / PERIOD_MS; ++i) look(sessions(1));
-  assert.ok(historyOf(ended, 0).time_ms.length > 0);
+  assert.ok(historyOf(run, ended, 0).time_ms.length > 0);
   for (let i = 0; i < 15 * 60 * 1000 / PERIOD_MS; ++i) look(sessions(1));
-  assert.equal(historyOf(ended, 0).time_ms.length, 0);
+  assert.equal(historyOf(run, ended, 0).time_ms.length, 0);
 }
 
 // A clock that is set back begins anew.
 {
   look(sessions(1), -3_600_000);
-  assert.deepEqual(historyOf(1, 0).time_ms, [now]);
+  assert.deepEqual(historyOf(run, 1, 0).time_ms, [now]);
+}
+
+// Ids begin anew with each run of the daemon: its sessions have histories of their own, and no refusals of others.
+{
+  look(sessions(1, () => held(7 * MIB, 5)));
+  run = 'b';
+  assert.deepEqual(historyOf(run, 1, 0).time_ms, []);
+  look(sessions(1, () => held(3 * MIB)));
+  assert.deepEqual([historyOf('b', 1, 0).leased_bytes, historyOf('b', 1, 0).refusals], [[3 * MIB], [0]]);
+  assert.equal(historyOf('a', 1, 0).leased_bytes.at(-1), 7 * MIB);
 }
 // Times as the page writes them: no 24:05 after midnight, and the day where it is not today.
 {

@@ -487,7 +487,8 @@ async function keptHistory(browser, daemon) {
   const begin = Date.UTC(2030, 0, 1);
   const page = await Page.open(browser, daemon.url, {viewport: LAPTOP, prepare: async (tab) => {
     await change(tab, 'state', (json) => json.sessions.forEach(({devices}) => { devices[0].limit_bytes = 2 ** 40; }));
-    await tab.route('**/api/v1/timeline?*session=*', (route) => route.fulfill({json: {device: 0,
+    const {run_id} = await daemon.json('/api/v1/state');
+    await tab.route('**/api/v1/timeline?*session=*', (route) => route.fulfill({json: {run_id, device: 0,
       time_ms: Array.from({length: 700}, (_, i) => begin + 2000 * i), reserved_bytes: Array(700).fill(40 * MIB),
       allocated_bytes: Array(700).fill(10 * MIB)}}));
   }});

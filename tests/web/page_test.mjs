@@ -346,7 +346,7 @@ async function hostile(browser, daemon) {
     if (json.claims !== undefined) {
       json.sessions[0].claim = names[0];
       json.claims = [{name: names[0], state: names[0], rule: names[1], sessions: 1, refusals: 0,
-        devices: [{limit_bytes: 1, guarantee_bytes: 1, reserved_bytes: 1, left_behind_bytes: 0, allocated_bytes: 1, idle_bytes: 0}]}];
+        devices: [{limit_bytes: 1, guarantee_bytes: 1, reserved_bytes: 1, left_behind_bytes: 0, allocated_bytes: 1, idle_bytes: 0, refusals: 0}]}];
     }
     await route.fulfill({response, json});
   };
@@ -436,6 +436,58 @@ async function claims(browser, daemon) {
   await daemon.vramctl('claim', 'rm', 'team-a');
   await waitFor('its state', async () => (await page.rows())[1].cells[7] === 'draining');
   await page.close();
+}
+
+// Numbers begin anew with each run of the daemon: what the page knows of one is not of the next. And a claim's row is of
+// one device.
+async function restarted(browser, daemon) {
+  await daemon.vramctl('claim', 'create', 'team', '--limit=600MiB');
+  const early = await daemon.clientAt(`${daemon.dir}/claims/team`, 'early', '-', 'remote');
+  await early.call(`alloc ${3 * MIB}`);
+  assert.equal((await early.ask(`alloc ${700 * MIB}`))[0], 'error');
+  const page = await Page.open(browser, daemon.url);
+  const refusalOf = async (row) => (await page.rows()).find(({name}) => name === row)?.cells[6];
+  await waitFor('the refusal', async () => (await page.text('#ooms')).includes('early'));
+  await waitFor('its count', async () => (await refusalOf('team')) === '1');
+  await page.tab.locator('article[aria-label="Device 1"] .device-head button').click();
+  await waitFor('the other device', async () => (await refusalOf('team')) === '0');
+  await page.tab.locator('article[aria-label="Device 0"] .device-head button').click();
+  await page.tab.getByRole('link', {name: 'early', exact: true}).click();
+  await waitFor('its view', async () => (await page.text('#session-title')) === 'early');
+
+  const {sessions: [{id}], run_id: before} = await daemon.json('/api/v1/state');
+  early.process.kill('SIGKILL');
+  await daemon.restart();
+  const late = await daemon.clientAt(`${daemon.dir}/claims/team`, 'late', '-', 'remote');
+  await late.call(`alloc ${3 * MIB}`);
+  assert.equal((await late.ask(`alloc ${700 * MIB}`))[0], 'error');
+  const {sessions: [session], total_ooms: refusals, run_id: now} = await daemon.json('/api/v1/state');
+  assert.deepEqual([session.name, session.id, refusals], ['late', id, 1]);
+  assert.notEqual(now, before);
+  for (const path of ['sessions', 'ooms', 'map?device=0', 'timeline?device=0', `timeline?session=id:${id}`]) {
+    assert.equal((await daemon.json(`/api/v1/${path}`)).run_id, now, path);
+  }
+  // The session with its number is another one.
+  await page.tab.waitForSelector('#session-gone:visible');
+  assert.equal(await page.text('#session-title'), 'early');
+  await page.tab.reload();
+  await page.tab.waitForSelector('#session-gone:visible');
+  assert.equal(await page.text('#session-title'), `Session ${id}`);
+  await page.tab.goBack();
+  await waitFor('the refusals of now', async () => (await page.text('#ooms')).includes('late'));
+  assert.ok(!(await page.text('#ooms')).includes('early'));
+  await page.context.close();  // without judgement: the browser itself says that requests failed
+
+  // A page that stays where it is asks anew, though there are as many refusals as before.
+  const other = await Page.open(browser, daemon.url);
+  await waitFor('the refusal', async () => (await other.text('#ooms')).includes('late'));
+  late.process.kill('SIGKILL');
+  await daemon.restart();
+  const latest = await daemon.client('latest', '-', 'remote');
+  assert.equal((await latest.ask(`alloc ${20000 * MIB}`))[0], 'error');
+  await waitFor('the refusal of now', async () => (await other.text('#ooms')).includes('latest'));
+  assert.equal(await other.tab.locator('#ooms li').count(), 1);
+  await other.context.close();
 }
 
 // Milliseconds of each of 40 draws of the map, and between one frame and the next.
@@ -530,9 +582,9 @@ try {
     await step('hostile names', () => hostile(browser, daemon));
     await step('silent daemon', () => lost(browser, daemon));
     // Each on a daemon of its own, so that nothing else is in the pictures.
-    for (const [name, run] of [['claims', claims], ['large', large], ['fragmentation', fragmentation], ['stopping', stopping]]) {
+    for (const [name, run, config] of [['restarted', restarted, 'host_devices: 2'], ['claims', claims], ['large', large], ['fragmentation', fragmentation], ['stopping', stopping]]) {
       daemon.stop();
-      daemon = await Daemon.start(build, ['--capacity=8GiB']);
+      daemon = await Daemon.start(build, ['--capacity=8GiB'], config);
       await step(name, () => run(browser, daemon));
     }
   });

@@ -8,7 +8,7 @@ import {showInMap, showMap, startMap} from './map.js';
 import {watchMore} from './more.js';
 import {showOoms} from './ooms.js';
 import {assignColors, onThemeChange, startTheme} from './palette.js';
-import {go, href, keep, route, startRoute} from './route.js';
+import {go, href, isOfThisRun, keep, route, setRun, shownAmong, startRoute} from './route.js';
 import {scopesIn, showScopes} from './scopes.js';
 import {matches, showSearch, startSearch} from './search.js';
 import {limitOf, showSession} from './session_view.js';
@@ -33,7 +33,7 @@ let received = 0;      // when the state came, by performance.now()
 let receivedAt = null; // ... by the clock
 let why = '';          // the last question had no answer
 let wasHidden = document.hidden;  // since the last answer
-let oomsShown = '';    // whose, and how many there are in all
+let oomsShown = '';    // whose, of which run of the daemon, and how many there are in all
 let kept = null;       // the daemon's history of a session: {what, answer}
 let keepsNone = null;  // when it last said that it has none: {what, at}
 let listTop = 0;       // how far the list of sessions was scrolled
@@ -104,7 +104,7 @@ function show() {
     document.title = `${showSession(state, device())} · vrambroker`;
     setText(byId('all-sessions-count'), plural(state.sessions.length, 'session'));
     showInMap([session], true, `This session holds no memory of device ${device()}.`);
-    showHistory(byId('timeline-title'), byId('timeline-note'), session, device(), limitOf(device()), keptNow());
+    showHistory(byId('timeline-title'), byId('timeline-note'), route(), device(), limitOf(device()), keptNow());
     showScopesOfSession();
   } else {
     showDevices(byId('devices'), state, device(), (ordinal) => keep({device: ordinal}));
@@ -114,15 +114,16 @@ function show() {
 
 // A session that has ended holds nothing. Cards that have nothing of it either would be empty.
 function hideEmptyCards() {
-  const {session} = route();
-  const gone = alone() && state !== null && !state.sessions.some(({id}) => id === session);
+  const {run, session} = route();
+  const gone = alone() && state !== null && shownAmong(state.sessions) === undefined;
   byId('map-panel').hidden = gone;
-  byId('timeline-panel').hidden = gone && (keptNow() ?? historyOf(session, device())).time_ms.length === 0;
+  byId('timeline-panel').hidden = gone && (keptNow() ?? historyOf(run, session, device())).time_ms.length === 0;
   byId('ooms-panel').hidden = gone && (!oomsShown.startsWith(`${session} `) || byId('ooms').childElementCount === 0);
 }
 
 function showScopesOfSession() {
-  const scopes = alone() && map !== null && map.device === device() ? scopesIn(map, route().session) : null;
+  const isKnown = alone() && isOfThisRun() && map !== null && map.device === device();
+  const scopes = isKnown ? scopesIn(map, route().session) : null;
   showScopes(byId('scopes-panel'), byId('scopes-box'), byId('scopes-note'), scopes);
 }
 
@@ -147,25 +148,30 @@ function onRoute(before) {
 }
 
 async function askState() {
-  const first = state === null;
-  state = await ask('/api/v1/state');
+  const answer = await ask('/api/v1/state');
+  const isNewRun = state?.run_id !== answer.run_id;
+  state = answer;
+  if (isNewRun) {  // drops what is known of an earlier run
+    setRun(state.run_id);
+    [map, kept, keepsNone, oomsShown] = [null, null, null, ''];
+  }
   received = performance.now();
   receivedAt = new Date();
-  remember(state.sessions, wasHidden ? UNSEEN_GAP_MS : GAP_MS);
+  remember(state.run_id, state.sessions, wasHidden ? UNSEEN_GAP_MS : GAP_MS);
   wasHidden = document.hidden;
   if (document.hidden) return;
   show();
-  if (first) askMap().catch(() => {});
+  if (isNewRun) askMap().catch(() => {});
   await askOoms();
 }
 
 async function askOoms() {
   const {session} = route();
-  const wanted = `${session} ${state?.total_ooms}`;
-  if (state === null || wanted === oomsShown) return;
+  const wanted = `${session} ${state?.run_id} ${state?.total_ooms}`;
+  if (state === null || wanted === oomsShown || (alone() && !isOfThisRun())) return;
   const answer = await ask(session === null ? '/api/v1/ooms' : `/api/v1/ooms?session=id:${session}`);
-  if (session !== route().session) return;
-  oomsShown = `${session} ${answer.total_events}`;
+  if (session !== route().session || answer.run_id !== state.run_id) return;
+  oomsShown = `${session} ${answer.run_id} ${answer.total_events}`;
   showOoms(byId('ooms'), byId('ooms-note'), byId('ooms-empty'), answer, session !== null);
   hideEmptyCards();
 }
@@ -173,7 +179,7 @@ async function askOoms() {
 async function askMap() {
   const wanted = device();
   const answer = await ask(`/api/v1/map?device=${wanted}`);
-  if (wanted !== device() || state === null) return;
+  if (wanted !== device() || answer.run_id !== state?.run_id) return;
   map = answer;
   showMap(map);
   showScopesOfSession();
@@ -181,6 +187,7 @@ async function askMap() {
 
 async function askTimeline() {
   const what = timelineOf();
+  if (alone() && !isOfThisRun()) return;
   if (keepsNone?.what === what && performance.now() - keepsNone.at < RETRY_MS) return;
   let answer = null;
   try {
@@ -189,7 +196,7 @@ async function askTimeline() {
     if (!what.includes('session')) throw error;
     keepsNone = {what, at: performance.now()};  // what this page has seen is shown
   }
-  if (answer === null || what !== timelineOf()) return;
+  if (answer === null || what !== timelineOf() || answer.run_id !== state?.run_id) return;
   if (alone()) {
     kept = {what, answer};
     show();

@@ -28,7 +28,7 @@ function asSession(claim, sessions) {
     over_limit: held.reserved_bytes > held.limit_bytes,
     inactive_split_bytes: sum(device, (of) => of.inactive_split_bytes),
     held_bytes: sum(device, heldBySessions),
-    num_ooms: claim.refusals,
+    num_ooms: held.refusals,
     waiting: sessions.flatMap((session) => session.devices[device].waiting).sort((a, b) => a.place - b.place),
   }));
   const idle = sessions.map((session) => session.idle_ms ?? null).filter((ms) => ms !== null);

@@ -11,10 +11,10 @@ const MOST_OF_ONE = 450;
 const LEAST_OF_ONE = 64;
 
 const opened = Date.now();
-const histories = new Map();  // by session and device
+const histories = new Map();  // by run of the daemon, session and device
 let last = 0;                 // when the last samples were taken
 
-const keyOf = (id, device) => `${id} ${device}`;
+const keyOf = (run, id, device) => `${run} ${id} ${device}`;
 // In columns, as the API's timeline. A gap is a sample without figures, which says how long nobody had looked.
 const none = () =>
   ({time_ms: [], allocated_bytes: [], leased_bytes: [], inactive_split_bytes: [], reclaimable_bytes: [],
@@ -80,13 +80,13 @@ function forgetEnded(now) {
   });
 }
 
-// `gap`: between samples that are further apart, nobody looked: drawn as a gap. `now`: ms since 1970.
-export function remember(sessions, gap, now = Date.now()) {
+// `run`: of the daemon. `gap`: between samples that are further apart, nobody looked: drawn as a gap. `now`: ms since 1970.
+export function remember(run, sessions, gap, now = Date.now()) {
   if (now >= last && now - last < PERIOD_MS - 100) return;
   last = now;
   for (const session of sessions) {
     session.devices.forEach((held, device) => {
-      const key = keyOf(session.id, device);
+      const key = keyOf(run, session.id, device);
       if (!histories.has(key)) histories.set(key, {columns: none(), step: PERIOD_MS});
       const history = histories.get(key);
       history.seen = now;
@@ -99,8 +99,8 @@ export function remember(sessions, gap, now = Date.now()) {
   for (const history of histories.values()) thin(history, most);
 }
 
-export function historyOf(id, device) {
-  return {...(histories.get(keyOf(id, device))?.columns ?? none()), since: opened};
+export function historyOf(run, id, device) {
+  return {...(histories.get(keyOf(run, id, device))?.columns ?? none()), since: opened};
 }
 
 // How many samples there are in all.

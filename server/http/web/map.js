@@ -222,6 +222,7 @@ export function showInMap(ids, alone, empty) {
 }
 
 export function showMap(map) {
+  if (map.run_id !== answer?.run_id) cursor = null;
   map.segments.forEach(prepare);
   answer = map;
   describeAll();

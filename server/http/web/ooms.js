@@ -39,7 +39,8 @@ export function showOoms(list, note, empty, answer, ofOne) {
   setText(empty, ofOne ? 'None of this session.' : 'None since the daemon was started.');
   setText(note, all === 0 ? '' : ofOne ? `${plural(all, 'request')} of this session` :
     `${plural(answer.total_events, 'request')} since the start`);
-  keyed(list, answer.events, (event) => event.refusal, (event) => {
+  // Numbers begin anew with each run of the daemon.
+  keyed(list, answer.events, (event) => `${answer.run_id} ${event.refusal}`, (event) => {
     const oom = event.out_of_memory;
     const time = new Date(event.time);
     const elsewhere = oom.idle_elsewhere_bytes;

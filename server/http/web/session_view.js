@@ -4,11 +4,11 @@ import {byId, el, keyed, setText} from './dom.js';
 import {SHARE_TIP, figure, figureOf, fragmentedShare, isFragmented, showBar, showFigures} from './figures.js';
 import {bytes, duration, moment, percent} from './format.js';
 import {sessionColorName} from './palette.js';
-import {href, route} from './route.js';
+import {href, route, shownAmong} from './route.js';
 import {factsOf} from './search.js';
 import {AGE_TIP, IDLE_TIP, ageOf, stateOf, waitingText} from './sessions.js';
 
-let last = null;  // as it was when it was there, and when that was
+let last = null;  // {run, session}: as it was when it was there; and when that was
 let seen = 0;
 
 const PARTS = [
@@ -43,12 +43,16 @@ function figuresOf(session, device, now) {
   ];
 }
 
+// The session of the address, as it was when it was there last.
+const lastShown = () =>
+  (last?.session.id === route().session && last.run === route().run ? last.session : undefined);
+
 // Returns its name. `time`: of the state.
 export function showSession({sessions, devices, time}, deviceIndex) {
-  const {session: id} = route();
-  const open = sessions.find((each) => each.id === id);
-  if (open !== undefined) [last, seen] = [open, Date.parse(time)];
-  const session = open ?? (last?.id === id ? last : undefined);
+  const {session: id, run} = route();
+  const open = shownAmong(sessions);
+  if (open !== undefined) [last, seen] = [{run, session: open}, Date.parse(time)];
+  const session = lastShown();
   const gone = byId('session-gone');
   gone.hidden = open !== undefined;
   setText(gone, session === undefined ? `There is no session ${id}. It may have ended.` :
@@ -65,7 +69,7 @@ export function showSession({sessions, devices, time}, deviceIndex) {
   const [text, heat] = open === undefined ? ['ended', 'warn'] : stateOf(session, device);
   setText(badge, text);
   badge.className = `badge ${heat}`;
-  byId('session-dot').style.background = `var(${sessionColorName(id)})`;
+  byId('session-dot').style.background = `var(${open === undefined ? '--muted' : sessionColorName(id)})`;
   setText(byId('session-details'), factsOf(session));
   byId('session-snapshot').href = `/snapshot.json?session=id:${id}`;
   showBar(byId('session-bar'), PARTS, device, Math.max(device.limit_bytes, device.reserved_bytes, 1));
@@ -80,4 +84,4 @@ export function showSession({sessions, devices, time}, deviceIndex) {
   return session.name;
 }
 
-export const limitOf = (deviceIndex) => (last?.id === route().session ? last.devices[deviceIndex].limit_bytes : 0);
+export const limitOf = (deviceIndex) => lastShown()?.devices[deviceIndex].limit_bytes ?? 0;

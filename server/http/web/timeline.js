@@ -79,9 +79,10 @@ function partsOfSession(history) {
   ];
 }
 
-// Of a session. `kept`: what the daemon answers of it, with a sample or more; null: what this page has seen is shown.
-export function showHistory(title, note, id, device, limit, kept) {
-  const own = historyOf(id, device);
+// Draws the session of that run of the daemon. `kept`: what the daemon answers of it, with a sample or more; null: what this
+// page has seen is shown.
+export function showHistory(title, note, {run, session}, device, limit, kept) {
+  const own = historyOf(run, session, device);
   const history = kept === null ? own :
     {refusals: [], waiting: [], ...kept, leased_bytes: kept.leased_bytes ?? kept.reserved_bytes};
   setText(title, 'History');
@@ -91,7 +92,7 @@ export function showHistory(title, note, id, device, limit, kept) {
     `since ${moment(new Date(kept.time_ms[0]))}`;
   setText(note, [since, ...(history.refusals.length > 0 ? [refusedText(history.refusals)] : []),
     ...(limit > top ? [`the limit, ${bytes(limit)}, is far above`] : [])].join('; '));
-  draw(`session ${id} ${device} ${kept === null}`, {
+  draw(`session ${run} ${session} ${device} ${kept === null}`, {
     ...history,
     areas: partsOfSession(history),
     line: {label: 'limit', value: limit},
