@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "allocator/base/mutex.h"
 #include "allocator/device/device.h"
 
@@ -131,6 +132,12 @@ class FakeDevice : public Device {
       sensors_ = sensors;
     }
 
+    // The answer of FindHolders() from now on.
+    void set_holders(absl::StatusOr<SegmentHolders> holders) {
+      MutexLock lock(mu_);
+      holders_ = std::move(holders);
+    }
+
     // What an earlier owner of the device has left with other processes.
     void Leave(std::vector<LeftSegment> segments, size_t unread_processes = 0) {
       MutexLock lock(mu_);
@@ -188,6 +195,7 @@ class FakeDevice : public Device {
     std::string misuse_;
     absl::Status free_bytes_error_;
     LeftSegments left_;
+    absl::StatusOr<SegmentHolders> holders_ = absl::UnimplementedError("fake device: the driver does not tell");
     absl::StatusOr<std::vector<GpuProcess>> processes_ = absl::UnimplementedError("fake device: nobody tells");
     std::function<void()> meanwhile_ = [] {};
     GpuSensors sensors_;
@@ -277,6 +285,9 @@ class FakeDevice : public Device {
     return control_->Read(&Control::processes_);
   }
   GpuSensors ReadSensors() override { return control_->Read(&Control::sensors_); }
+  absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const DeviceSegment>) override {
+    return control_->Read(&Control::holders_);
+  }
   absl::StatusOr<LeftSegments> FindLeftSegments() override {
     if (properties_.kind == DeviceKind::kCuda) return absl::UnimplementedError("fake device: the driver does not tell");
     MutexLock lock(control_->mu_);
