@@ -107,6 +107,14 @@ TEST_F(AccountsTest, RoomSaysWhatMayForbidRequestsForGood) {
   EXPECT_EQ(accounts_.TakeChanges().capacity_bytes, 80_MiB);
   accounts_.ExtendCapacity(8_MiB);
   EXPECT_EQ(accounts_.TakeChanges().forbidden, before + 2) << "the capacity has shrunk";
+  constexpr ClaimId kClaim{1};
+  accounts_.SetClaimLimit(kClaim, 20_MiB);
+  EXPECT_TRUE(accounts_.SetClaimGuarantee(kClaim, 8_MiB).ok());
+  EXPECT_EQ(accounts_.TakeChanges().forbidden, before + 3) << "a claim's";
+  EXPECT_TRUE(accounts_.SetClaimGuarantee(kClaim, 8_MiB).ok());
+  EXPECT_TRUE(accounts_.SetClaimGuarantee(kClaim, 4_MiB).ok());
+  EXPECT_FALSE(accounts_.SetClaimGuarantee(kClaim, kCapacity + 16_MiB).ok());
+  EXPECT_EQ(accounts_.TakeChanges().forbidden, before + 3);
 }
 
 TEST_F(AccountsTest, WhatIsHeldBackDoesNotConcernThoseWhoAreWaitedFor) {

@@ -38,6 +38,20 @@ TEST_F(LedgerTest, GrowsToTheLastByteOfTheCapacity) {
   EXPECT_EQ(ledger_.AvailableBytes(b_), 40u);
 }
 
+// Requests for more than that are refused at once, and wait for no other session.
+TEST_F(LedgerTest, WhatItHoldsItselfAndWhatOthersAreGuaranteedIsNeverItsToHaveAgain) {
+  ledger_.Charge(a_, 60);
+  EXPECT_EQ(ledger_.MostEver(a_), 40u);
+  EXPECT_EQ(ledger_.MostEver(b_), 100u);
+  ASSERT_TRUE(ledger_.SetGuarantee(b_, 30).ok());
+  EXPECT_EQ(ledger_.MostEver(a_), 10u);
+  EXPECT_EQ(ledger_.MostEver(b_), 100u) << "its own";
+  AccountState outside{.limit_bytes = 100, .share = uid_t{7}};
+  EXPECT_EQ(ledger_.MostEver(outside), 70u);
+  ASSERT_TRUE(ledger_.SetGuarantee(outside, 10).ok());
+  EXPECT_EQ(ledger_.MostEver(a_), 0u);
+}
+
 TEST_F(LedgerTest, GrowsToTheLastByteOfTheLimit) {
   ASSERT_TRUE(ledger_.SetLimit(a_, 30).ok());
   ledger_.Charge(a_, 10);

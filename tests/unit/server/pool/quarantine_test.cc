@@ -14,6 +14,7 @@
 #include <csignal>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "allocator/base/bytes.h"
@@ -51,9 +52,10 @@ class QuarantineOnCudaTest : public ::testing::Test {
   }
 
   // A session that holds `bytes` which it can open, and whose process has ended.
-  void LeaveBehind(SessionId session, uint64_t bytes, SessionMark mark) {
+  void LeaveBehind(SessionId session, uint64_t bytes, SessionMark mark, std::optional<ClaimId> claim = std::nullopt) {
     pool_.OpenAccount(session, {.client = session == kParent ? "parent" : "other",
                                 .pid = static_cast<pid_t>(100 + Raw(session)),
+                                .claim = claim,
                                 .limit_bytes = 1_GiB,
                                 .mark = mark});
     const absl::StatusOr<SegmentId> segment = pool_.Lease(session, bytes);
@@ -62,6 +64,8 @@ class QuarantineOnCudaTest : public ::testing::Test {
     pool_.CloseAccountOfGone(session);
   }
   uint64_t Quarantined() { return pool_.GetStats().quarantined_bytes; }
+  // Bytes that other sessions expect to come back.
+  uint64_t Expected() { return pool_.ExpectedFor({SessionId{9}})[0].returning_bytes; }
   // Looks when it is time, and not before.
   void Check() {
     const std::optional<SteadyTime> check = pool_.NextQuarantineCheck();
@@ -76,7 +80,9 @@ class QuarantineOnCudaTest : public ::testing::Test {
   SteadyTime now_ = std::chrono::steady_clock::now();
   SteadyTime::duration look_takes_{0};  // each time that somebody asks for the time, so much has passed
   std::atomic<uint64_t> next_segment_ = 1;
-  SegmentPool pool_{std::make_unique<FakeDevice>(1_GiB, DeviceKind::kCuda), 1_GiB, &next_segment_,
+  std::unique_ptr<FakeDevice> made_ = std::make_unique<FakeDevice>(1_GiB, DeviceKind::kCuda);
+  const std::shared_ptr<FakeDevice::Control> device_ = made_->control();
+  SegmentPool pool_{std::move(made_), 1_GiB, &next_segment_,
                     SegmentPoolOptions{.settle_time = kSettle, .clock = [this] { return now_ += look_takes_; }}};
 };
 
@@ -88,8 +94,12 @@ TEST_F(QuarantineOnCudaTest, LastsUntilNoChildHasTheDescriptors) {
   now_ += kSettle - milliseconds(1);
   pool_.CheckQuarantine();
   EXPECT_EQ(Quarantined(), 6_MiB) << "both are settling";
+  EXPECT_TRUE(pool_.IsSettling());
+  EXPECT_EQ(Expected(), 6_MiB);
   Check();
   EXPECT_EQ(Quarantined(), 4_MiB);
+  EXPECT_FALSE(pool_.IsSettling()) << "nobody is to wait for it";
+  EXPECT_EQ(Expected(), 0u);
   ASSERT_EQ(pool_.GetView().quarantine.size(), 1u);
   const Quarantine::Holding holding = pool_.GetView().quarantine[0];
   EXPECT_EQ(holding.client, "parent");
@@ -123,6 +133,44 @@ TEST_F(QuarantineOnCudaTest, LooksThatBringNothingBackLeaveTime) {
   EndChild();
   Check();
   EXPECT_EQ(Quarantined(), 0u);
+}
+
+// Processes that can still write to the segment would write to the next session's memory.
+TEST_F(QuarantineOnCudaTest, NothingIsFreedWhereNobodyCanTell) {
+  LeaveBehind(kParent, 4_MiB, 0);
+  device_->set_holders(absl::InternalError("no descriptors left"));
+  for (int looks = 0; looks < 3; ++looks) {
+    Check();
+    EXPECT_EQ(Quarantined(), 4_MiB);
+    EXPECT_EQ(pool_.GetStats().charged_bytes, 4_MiB);
+  }
+  EXPECT_FALSE(pool_.IsSettling());
+  device_->set_holders(SegmentHolders());
+  Check();
+  EXPECT_EQ(Quarantined(), 0u);
+  EXPECT_EQ(pool_.GetStats().charged_bytes, 0u);
+}
+
+TEST_F(QuarantineOnCudaTest, EachSegmentHasItsHoldersAndItsClaimKnowsThem) {
+  constexpr ClaimId kClaim{3};
+  pool_.SetClaimLimit(kClaim, 1_GiB);
+  std::vector<std::pair<pid_t, ClaimId>> told;
+  pool_.SetOnClaimHolder([&](pid_t process, ClaimId claim) { told.emplace_back(process, claim); });
+  LeaveBehind(kOther, 2_MiB, 0);
+  LeaveBehind(kParent, 4_MiB, 0, kClaim);
+  device_->set_holders(SegmentHolders{.holders = {{.segment = 1, .pid = 71}, {.segment = 1, .pid = 72}}});
+  Check();
+  EXPECT_EQ(Quarantined(), 4_MiB);
+  EXPECT_EQ(pool_.GetShare(kClaim).charged_bytes, 4_MiB);
+  EXPECT_THAT(pool_.GetView().quarantine.at(0).holders, ElementsAre(71, 72));
+  EXPECT_THAT(told, ElementsAre(std::pair(71, kClaim), std::pair(72, kClaim)));
+  // The segment that is left is the first segment of the next look.
+  device_->set_holders(SegmentHolders{.holders = {{.segment = 0, .pid = 71}, {.segment = 0, .pid = 72}}});
+  Check();
+  EXPECT_EQ(told.size(), 2u) << "they are known";
+  device_->set_holders(SegmentHolders());
+  Check();
+  EXPECT_EQ(pool_.GetShare(kClaim).charged_bytes, 0u);
 }
 
 TEST_F(QuarantineOnCudaTest, IsATimerForClientsWithoutAMark) {

@@ -8,6 +8,8 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -100,6 +102,48 @@ TEST_F(SegmentPoolTest, MoreMayBeCarriedOverThanTheCapacity) {
   ASSERT_TRUE(pool_->FindCarriedOver().ok());
   EXPECT_EQ(Stats().committed_bytes, 0u);
   Lease(kB, 16_MiB);
+}
+
+// Files may be given any size. Sums of the sizes do not overflow.
+TEST_F(SegmentPoolTest, NoFileIsLargerThanCanBeCounted) {
+  MakePool(64_MiB);
+  constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();
+  const ProcessId holder{.pid = PidOf(kA)};
+  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = kMost, .holders = {holder}},
+                  {.file_device = 1, .file_inode = 2, .bytes = kMost, .holders = {holder}}});
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(Stats().carried_over_bytes, uint64_t{2} << 44);
+  Open(kA);
+  Open(kB);
+  EXPECT_EQ(Account(kA).carried_over_bytes, uint64_t{2} << 44);
+  EXPECT_EQ(Refusal(kB, 2_MiB), OomCause::kCapacity);
+  device_->Leave({});
+  for (int looks = 0; looks < 2; ++looks) ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  EXPECT_EQ(Stats().committed_bytes, 0u);
+}
+
+// Members of a claim may be found after the claim is removed.
+TEST_F(SegmentPoolTest, WhatAMemberOfARemovedClaimIsFoundToHoldIsItsUsers) {
+  constexpr ClaimId kClaim{3};
+  const ProcessId member{.pid = 5, .started = 1};
+  const LeftSegment seen{
+      .file_device = 1, .file_inode = 1, .bytes = 2_MiB, .holders = {{.pid = 1, .started = 1}}, .holder_uid = 7};
+  const LeftSegment later{.file_device = 1, .file_inode = 2, .bytes = 8_MiB, .holders = {member}, .holder_uid = 7};
+  for (const bool is_removed : {false, true}) {
+    auto device = std::make_unique<FakeDevice>(64_MiB);
+    device_ = device->control();
+    SteadyTime now{std::chrono::hours(1)};
+    SegmentPool pool(std::move(device), 64_MiB, &next_segment_, {.clock = [&] { return now; }});
+    pool.SetClaimLimit(kClaim, 64_MiB);
+    device_->Leave({seen});
+    ASSERT_TRUE(pool.FindCarriedOver({{member, kClaim}}).ok());
+    if (is_removed) pool.CloseClaim(kClaim);
+    device_->Leave({seen, later});
+    now += std::chrono::seconds(10);
+    pool.CheckQuarantine();
+    EXPECT_EQ(pool.GetShare(uid_t{7}).charged_bytes, is_removed ? 10_MiB : 2_MiB);
+    EXPECT_EQ(pool.GetShare(kClaim).charged_bytes, is_removed ? 0u : 8_MiB);
+  }
 }
 
 TEST_F(SegmentPoolTest, ADeviceThatCannotTellWhatItHasFreeIsNotUsed) {

@@ -55,6 +55,15 @@ TEST_F(SegmentPoolTest, OtherDriverErrorsPassThrough) {
   EXPECT_EQ(status, absl::InternalError("cudaMalloc failed"));
   EXPECT_EQ(SegmentRefusalCause(status), std::nullopt);
   EXPECT_EQ(Account(kA).reserved_bytes, 0u);
+  // Several segments, one of which fails: segments that the driver gave stay for the next try, and none is awaited.
+  for (const int failing : {1, 2}) {
+    device_->Fail(Call::kAllocate, failing, 1, absl::InternalError("cudaMalloc failed"));
+    EXPECT_FALSE(pool_->LeaseAll(kA, {2_MiB, 4_MiB}).ok());
+    EXPECT_EQ(Account(kA).reserved_bytes, 0u);
+    EXPECT_EQ(Stats().charged_bytes, 0u);
+    EXPECT_EQ(Stats().reserved_bytes, failing == 1 ? 0u : 2_MiB);
+    EXPECT_EQ(Stats().idle_bytes, Stats().reserved_bytes);
+  }
 }
 
 TEST_F(SegmentPoolTest, FailedExportGivesTheSegmentBack) {

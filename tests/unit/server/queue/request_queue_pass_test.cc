@@ -166,6 +166,29 @@ TEST_F(PassTest, WhatIsHeldBackIsNotLookedAt) {
   RunAll();
 }
 
+// The request may not wait, but an answer is owed that may serve it: the queue looks at the request after the answer.
+TEST_F(PassTest, WhatAnAnswerMayServeIsNotLookedAtBeforeTheAnswer) {
+  Hold(kHolder, kCapacity - 4_MiB);
+  candidates_ = {{.session = kHolder, .reserved_bytes = kCapacity, .idle_bytes = kCapacity}};
+  Open(Waiter(0));
+  Add(Waiter(0), 64_MiB);
+  RunAll();
+  ASSERT_EQ(answers_.size(), 1u);
+  candidates_.clear();
+  Add(kOther, 8_MiB, milliseconds(0));
+  RunAll();
+  EXPECT_THAT(refused_, IsEmpty());
+  const uint64_t before = Visits();
+  for (int i = 0; i < 100; ++i) {
+    queue_.OnCapacityFreed();
+    RunAll();
+  }
+  EXPECT_LT(Visits() - before, 10u);
+  std::exchange(answers_, {})[0]();
+  RunAll();
+  EXPECT_THAT(refused_, ElementsAre(kOther));
+}
+
 TEST_F(PassTest, ASessionIsAskedOnceForAllThatAskTogether) {
   for (uint64_t i = 0; i < 10; ++i) {
     const SessionId session{10 + i};

@@ -208,6 +208,17 @@ TEST_F(RequestQueueTest, WhatGuaranteesForbidForEverIsRefusedAtOnce) {
   queue_->Cancel(kA, absl::CancelledError("end"));
 }
 
+TEST_F(RequestQueueTest, WhatItHoldsItselfIsNotWaitedFor) {
+  ASSERT_TRUE(pool_.SetGuarantee(kC, 2_MiB).ok());
+  Hold(kB, 60_MiB);
+  Add("own", kB, 4_MiB, milliseconds(60000));
+  EXPECT_EQ(Refusal("own"), OomCause::kCapacity) << "at once";
+  Hold(kD, 2_MiB);
+  Add("of another", kB, 2_MiB, milliseconds(60000));
+  EXPECT_FALSE(ended_.contains("of another"));
+  queue_->Cancel(kB, absl::CancelledError("end"));
+}
+
 TEST_F(RequestQueueTest, WaitsForTheMemoryOfAProcessThatHasJustDied) {
   const SegmentId segment = Hold(kB, 60_MiB);
   // A process that has fetched its descriptor may have it mapped.
@@ -236,6 +247,12 @@ TEST_F(RequestQueueTest, ARetryMayServeARequestOtherwise) {
   queue_->Retry(kA);
   EXPECT_TRUE(absl::IsCancelled(ended_["x"]));
   EXPECT_EQ(queue_->size(), 0u);
+  const auto ended = [this](WaitOutcome outcome) {
+    return queue_->GetStats().durations[static_cast<size_t>(outcome)].sample_count;
+  };
+  EXPECT_EQ(ended(WaitOutcome::kGranted), 1u) << "it has got its memory";
+  EXPECT_EQ(ended(WaitOutcome::kCancelled), 0u);
+  EXPECT_EQ(ended(WaitOutcome::kRefused), 0u);
 }
 
 TEST_F(RequestQueueTest, WhoDoesNotAnswerIsNotWaitedForForever) {
@@ -533,6 +550,38 @@ TEST_F(RequestQueueTest, WhoIsHeldBackIsNotRefusedAndGetsItAfterTheBound) {
   Pass(milliseconds(1));
   EXPECT_THAT(granted_, ElementsAre("may not wait"));
   EXPECT_EQ(outcomes_["may not wait"].waited, kHoldBack);
+}
+
+// Requests may have memory held back again when a rest ends: the queue wakes at that time.
+TEST_F(RequestQueueTest, TheEndOfARestIsATimeToLook) {
+  HoldBackForALargeOne();
+  candidates_.clear();
+  Pass(kHoldBack);
+  const SteadyTime ended = now_;
+  for (const int times : {1, RequestQueue::kUserRest}) {
+    const SteadyTime end = ended + times * kHoldBack;
+    Pass(std::chrono::duration_cast<milliseconds>(end - now_) - milliseconds(10));
+    EXPECT_EQ(*queue_->NextWake(), end);
+  }
+  queue_->Cancel(kA, absl::CancelledError("end"));
+  AnswerAll();  // late
+}
+
+// Memory that another session is closing is held back for the large request. No answer is owed, and nothing settles.
+TEST_F(RequestQueueTest, WhoIsHeldBackAtItsDeadlineIsServedWhenTheHoldEnds) {
+  Hold(kB, 50_MiB);
+  pool_.MarkEnding(kB);
+  Add("large", kA, 30_MiB, milliseconds(60000));
+  Pass(RequestQueue::kHoldAfter);
+  ASSERT_FALSE(Fits(kC, 2_MiB));
+  Add("may not wait", kC, 2_MiB);
+  Add("may wait a moment", kC, 2_MiB, milliseconds(100));
+  Pass(milliseconds(100));
+  EXPECT_FALSE(ended_.contains("may not wait"));
+  EXPECT_FALSE(ended_.contains("may wait a moment"));
+  Pass(kHoldBack - milliseconds(100));
+  EXPECT_THAT(granted_, ElementsAre("may not wait", "may wait a moment"));
+  queue_->Cancel(kA, absl::CancelledError("end"));
 }
 
 // Sessions take and give all the time; the large request gets what comes back while they wait.
