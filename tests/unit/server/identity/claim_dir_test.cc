@@ -280,6 +280,30 @@ TEST_F(ClaimDirTest, WhoHasTheDirectoryOfARemovedClaimIsNotInALaterOneOfItsName)
   EXPECT_NE(faccessat(mounted.get(), "vrambroker.sock", F_OK, 0), 0);
 }
 
+// Owners may close their directory. The daemon opens it again for as long as it makes the sockets.
+TEST_F(ClaimDirTest, ADirectoryThatIsTakenAgainCanBeWrittenTo) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs to become another user";
+  ASSERT_EQ(chown(dir_.c_str(), kOther, kOther), 0);
+  const int code = ExitCode(RunAs(kOther, 0, [&] {
+    if (!Listen({.uid = kOther, .gid = {}}).ok() || chmod(claim_.c_str(), 0500) != 0) _exit(1);
+    _exit(Listen({.uid = kOther, .gid = {}}).ok() ? 0 : 2);
+  }));
+  EXPECT_EQ(code, 0);
+}
+
+TEST_F(ClaimDirTest, ALinkInItsPlaceIsNotFollowed) {
+  ASSERT_TRUE(ListenClaim(dir_, "other", {.uid = kOther, .gid = {}}, ClaimDirUse::kNew).ok());
+  const std::string elsewhere = dir_ + "/elsewhere";
+  std::filesystem::create_directories(elsewhere);
+  ASSERT_EQ(chmod(elsewhere.c_str(), 0755), 0);
+  std::filesystem::create_directory_symlink(elsewhere, claim_);
+  EXPECT_FALSE(Listen({.uid = kOther, .gid = {}}).ok());
+  EXPECT_FALSE(Remove().ok());
+  EXPECT_TRUE(std::filesystem::is_empty(elsewhere));
+  EXPECT_EQ(Stat(elsewhere).st_uid, geteuid());
+  EXPECT_EQ(Stat(elsewhere).st_mode & 0777, 0755u);
+}
+
 TEST_F(ClaimDirTest, ANewClaimNeverTakesADirectoryThatIsThere) {
   std::filesystem::create_directories(claim_);
   std::ofstream(claim_ + "/notes") << "mine";

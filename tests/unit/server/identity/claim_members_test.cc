@@ -3,9 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -61,6 +63,24 @@ TEST_F(ClaimMembersTest, HalfALineIsNotRead) {
   ClaimMembers members(path_);
   EXPECT_THAT(members.TakeOver(), ElementsAre(Pair(self_, "team")));
   EXPECT_EQ(Text(), whole);
+}
+
+// Lines that follow half a line would be lost with that half.
+TEST_F(ClaimMembersTest, AfterHalfALineTheFileIsWrittenAnew) {
+  ClaimMembers members(path_);
+  (void)members.TakeOver();
+  members.Note(self_, "team");
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit full{.rlim_cur = std::filesystem::file_size(path_) + 3, .rlim_max = before.rlim_max};
+  const auto on_full = signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+  members.Note(parent_, "other");  // three bytes of it
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, on_full);
+  members.Note(self_, "moved");
+  ClaimMembers next(path_);
+  EXPECT_THAT(next.TakeOver(), ::testing::UnorderedElementsAre(Pair(self_, "moved"), Pair(parent_, "other")));
 }
 
 TEST_F(ClaimMembersTest, TheFileDoesNotGrowWithProcessesThatHaveEnded) {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
@@ -106,6 +107,7 @@ TEST(PolicyTest, WhoMatchesNoRuleGetsTheDefaults) {
 }
 
 TEST(PolicyTest, ARuleGivesAllThatItSays) {
+  using std::chrono::seconds;
   PolicyRule rule = Rule("all");
   rule.limit = Limit(0.75);
   rule.guarantee = Limit(1_GiB);
@@ -121,6 +123,42 @@ TEST(PolicyTest, ARuleGivesAllThatItSays) {
   EXPECT_EQ(terms.tenant, "team");
   EXPECT_TRUE(terms.strict);
   EXPECT_EQ(terms.rights, rule.rights);
+
+  // Bounds on all sessions of a user together.
+  const Policy several(
+      {.rules = {rule}, .max_wait = seconds(9), .user_limit = Limit(0.7), .user_guarantee = Limit(0.2)});
+  const SessionTerms of_policy = several.TermsFor({.uid = 1000});
+  EXPECT_EQ(of_policy.max_wait, seconds(9));
+  EXPECT_EQ(of_policy.user_limit, Limit(0.7));
+  EXPECT_EQ(of_policy.user_guarantee, Limit(0.2));
+  EXPECT_EQ(of_policy.max_sessions, 0u);
+  rule.max_wait = seconds(4);
+  rule.user_limit = Limit(0.6);
+  rule.user_guarantee = Limit(0.1);
+  rule.max_sessions = 5;
+  const PolicyOptions with_all{
+      .rules = {rule}, .max_wait = seconds(9), .user_limit = Limit(0.7), .user_guarantee = Limit(0.2)};
+  const SessionTerms of_rule = Policy(with_all).TermsFor({.uid = 1000});
+  EXPECT_EQ(of_rule.max_wait, seconds(4));
+  EXPECT_EQ(of_rule.user_limit, Limit(0.6));
+  EXPECT_EQ(of_rule.user_guarantee, Limit(0.1));
+  EXPECT_EQ(of_rule.max_sessions, 5u);
+  // Sessions in a rule's claim have the bounds of the claim alone.
+  rule.user_limit = rule.user_guarantee = std::nullopt;
+  rule.claim = "team";
+  rule.claim_limit = Limit(0.4);
+  rule.claim_guarantee = Limit(0.3);
+  for (const bool per_user : {false, true}) {
+    rule.claim_per_user = per_user;
+    PolicyOptions options = with_all;
+    options.rules = {rule};
+    const SessionTerms of_claim = Policy(options).TermsFor({.uid = 1000});
+    EXPECT_EQ(of_claim.claim, per_user ? "uid:1000" : "team");
+    EXPECT_EQ(of_claim.claim_limit, Limit(0.4));
+    EXPECT_EQ(of_claim.claim_guarantee, Limit(0.3));
+    EXPECT_EQ(of_claim.user_limit, std::nullopt);
+    EXPECT_EQ(of_claim.user_guarantee, std::nullopt);
+  }
 
   // What it does not say is the default, not a later rule's.
   const SessionTerms plain = Make({Rule("plain"), rule}).TermsFor({.uid = 1000});

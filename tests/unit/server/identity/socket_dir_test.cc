@@ -28,6 +28,21 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// Called before each flock() of this thread, unless it is null.
+thread_local const std::function<void()>* before_flock = nullptr;
+
+}  // namespace
+}  // namespace vrambroker
+
+// Replaces the C library's flock(): a test can act between the opening of a file and its locking.
+extern "C" int flock(int fd, int operation) noexcept {
+  if (vrambroker::before_flock != nullptr) (*vrambroker::before_flock)();
+  return static_cast<int>(syscall(SYS_flock, fd, operation));
+}
+
+namespace vrambroker {
+namespace {
+
 constexpr uid_t kNobody = 65534;
 
 class SocketDirTest : public ::testing::Test {
@@ -140,6 +155,32 @@ TEST_F(SocketDirTest, OfSeveralThatReplaceAnOldLockOneServes) {
   }
 }
 
+// Other daemons would not see such a lock.
+TEST_F(SocketDirTest, ALockOnAFileThatIsNotThereAnyMoreIsNone) {
+  int calls = 0;
+  int removed_at = 1;
+  std::string removed = path_;
+  const std::function<void()> remove = [&] {
+    if (++calls == removed_at) std::filesystem::remove(removed);
+  };
+  const auto lock_with = [&] {
+    calls = 0;
+    before_flock = &remove;
+    absl::StatusOr<UniqueFd> lock = LockSocketDir(dir_);
+    before_flock = nullptr;
+    EXPECT_TRUE(lock.ok()) << lock.status();
+    EXPECT_GT(calls, removed_at) << "it looks again";
+    EXPECT_THAT(Message(), HasSubstr(absl::StrCat("another vrambrokerd (pid ", getpid(), ") serves ", dir_)));
+  };
+  { ASSERT_TRUE(LockSocketDir(dir_).ok()); }
+  lock_with();
+  // Remove the new file, which is to replace an old one.
+  LeaveOldLock();
+  removed = path_ + ".new";
+  removed_at = 2;
+  lock_with();
+}
+
 TEST_F(SocketDirTest, WhatIsNoFileIsNamedAndLeftAlone) {
   std::ofstream(dir_ + "/precious") << "data";
   std::filesystem::create_symlink(dir_ + "/precious", path_);
@@ -209,6 +250,17 @@ TEST_F(SocketDirTest, ADirectoryThatOthersMayWriteToIsRefused) {
     EXPECT_THAT(Message(), HasSubstr("is not a directory that only this user or root can write to"));
     EXPECT_FALSE(std::filesystem::exists(path_));
   }
+}
+
+// Owners of the directory can replace the sockets and pose as the daemon: clients would believe them.
+TEST_F(SocketDirTest, AnotherUsersDirectoryIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root gives directories away";
+  ASSERT_EQ(chmod(dir_.c_str(), 0755), 0);
+  ASSERT_EQ(chown(dir_.c_str(), kNobody, kNobody), 0);
+  EXPECT_THAT(Message(), HasSubstr("is not a directory that only this user or root can write to"));
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  ASSERT_EQ(chown(dir_.c_str(), 0, 0), 0);
+  EXPECT_TRUE(LockSocketDir(dir_).ok());
 }
 
 TEST_F(SocketDirTest, AnotherUserIsToldWhoServes) {

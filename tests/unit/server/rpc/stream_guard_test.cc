@@ -146,6 +146,12 @@ TEST(StreamGuardTest, OpenStreamsOfAUserAreBounded) {
   EXPECT_EQ(open, StreamGuard::kUser.open + 1);
   EXPECT_THAT(std::string(status.message()), HasSubstr("its user 16385"));
   EXPECT_TRUE(guard.Began(kStranger, 1, kAttack).ok());
+  // Processes of the user that have few streams open are spared.
+  const StreamGuard::Who quiet = {.pid = 5000, .user = 1};
+  for (size_t i = 0; i < StreamGuard::kSparedOpen; ++i) EXPECT_TRUE(guard.Began(quiet, 1, kAttack).ok()) << i;
+  EXPECT_TRUE(guard.CheckConnect(quiet, kAttack).ok());
+  EXPECT_FALSE(guard.Began(quiet, 1, kAttack).ok());
+  EXPECT_FALSE(guard.CheckConnect(quiet, kAttack).ok());
 }
 
 TEST(StreamGuardTest, NewConnectionsOfAUserAreSpreadOverTime) {
@@ -157,6 +163,34 @@ TEST(StreamGuardTest, NewConnectionsOfAUserAreSpreadOverTime) {
   int later = 0;
   while (later < 100'000 && guard.MayOpen(kMe.user, kAttack + seconds(1))) ++later;
   EXPECT_EQ(later, StreamGuard::kConnects);
+}
+
+// Crowds of other processes do not make the daemon forget a ban or a debt.
+TEST(StreamGuardTest, WhoHasDoneSomethingIsRemembered) {
+  StreamGuard guard;
+  const auto crowd = [&](pid_t first) {
+    for (pid_t pid = first; pid < first + 200; ++pid) {
+      const StreamGuard::Who who = {.pid = pid, .user = static_cast<uid_t>(pid)};
+      EXPECT_TRUE(guard.Began(who, 1, kAttack).ok());
+      guard.Completed(who);
+    }
+  };
+  const StreamGuard::Who banned = {.pid = 10, .user = 10};
+  EXPECT_FALSE(guard.Began(banned, StreamGuard::kMaxOpenOfConnection + 1, kAttack).ok());
+  guard.Completed(banned);
+  const StreamGuard::Who gives_up = {.pid = 11, .user = 11};
+  EXPECT_TRUE(guard.Reset(gives_up, kMostResets, kAttack).ok());
+  const StreamGuard::Who connects = {.pid = 12, .user = 12};
+  while (guard.MayOpen(connects.user, kAttack)) {
+  }
+  const StreamGuard::Who has_open = {.pid = 13, .user = 13};
+  for (size_t i = 0; i < StreamGuard::kProcess.open; ++i) EXPECT_TRUE(guard.Began(has_open, 1, kAttack).ok());
+  crowd(1000);
+  crowd(2000);
+  EXPECT_FALSE(guard.CheckConnect(banned, kAttack).ok());
+  EXPECT_FALSE(guard.Reset(gives_up, 1, kAttack).ok());
+  EXPECT_FALSE(guard.MayOpen(connects.user, kAttack));
+  EXPECT_FALSE(guard.Began(has_open, 1, kAttack).ok());
 }
 
 TEST(StreamGuardTest, TheQuietAreForgotten) {
