@@ -462,6 +462,34 @@ TEST_F(BrokerTest, RefusalsAreKept) {
   EXPECT_EQ(ToProto(events[0]->report).SerializeAsString(), oom.SerializeAsString());
 }
 
+// A session may be named like another session's number. A user learns nothing of a session that the user may not see.
+TEST_F(BrokerTest, RefusalsAreFoundByNumberOrNameAmongThoseOneMaySee) {
+  const SessionPtr secret = Open("secret", Limit(4_MiB), Process(1, 2000));
+  const std::string number = absl::StrCat(Raw(secret->id()));
+  const SessionPtr own = Open(number, Limit(4_MiB), Process(2, 1000));
+  for (const SessionPtr& session : {secret, own}) EXPECT_FALSE(Allocate(session, 8_MiB).ok());
+  const IdOrName wanted{.id = secret->id(), .name = number};
+  const auto sessions_of = [&](const IdOrName& ref, std::optional<uid_t> uid) {
+    std::vector<SessionId> sessions;
+    const absl::StatusOr<Refusals::Events> events = broker_->refusals().LastOf(ref, uid);
+    EXPECT_TRUE(events.ok()) << events.status();
+    if (!events.ok()) return sessions;
+    for (const auto& event : *events) sessions.push_back(event->session);
+    return sessions;
+  };
+  EXPECT_THAT(sessions_of(wanted, 1000), ElementsAre(own->id()));
+  EXPECT_THAT(sessions_of(wanted, 2000), ElementsAre(secret->id()));
+  const absl::Status ambiguous = broker_->refusals().LastOf(wanted, std::nullopt).status();
+  EXPECT_THAT(std::string(ambiguous.message()), HasSubstr("secret"));
+  // Sessions without a refusal count as well.
+  const SessionPtr quiet = Open("quiet", std::nullopt, Process(3, 2000));
+  const std::string its_number = absl::StrCat(Raw(quiet->id()));
+  const SessionPtr namesake = Open(its_number, std::nullopt, Process(4, 1000));
+  const IdOrName either{.id = quiet->id(), .name = its_number};
+  EXPECT_THAT(sessions_of(either, 1000), ::testing::IsEmpty());
+  EXPECT_FALSE(broker_->refusals().LastOf(either, std::nullopt).ok());
+}
+
 TEST_F(BrokerTest, FragmentationIsToldFromALimit) {
   const SessionPtr session = Open("a", Limit(20_MiB));
   std::vector<BlockId> blocks;

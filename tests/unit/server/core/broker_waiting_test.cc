@@ -491,6 +491,36 @@ TEST_F(BrokerWaitingTest, WhatABrokenConnectionAskedForIsNotLeasedToTheNextOne) 
   EXPECT_EQ(pools_[0]->GetAccount(session->id())->reserved_bytes, 0u);
 }
 
+// ---- Recording what is refused ----
+
+// Nine sessions of a user are refused at a time. Eight of them are asked for their recording.
+TEST_F(BrokerWaitingTest, WhoHasNoPlaceForItsRecordingHasOneTheNextTime) {
+  Hold(OpenLeasing("holder"), {kCapacity});
+  std::vector<SessionPtr> sessions;
+  for (int i = 0; i < 9; ++i) {
+    sessions.push_back(Open(absl::StrCat("s", i)));
+    ASSERT_TRUE(sessions.back()->SetRecording(100, /*exact_times=*/false).ok());
+  }
+  const auto refuse = [&](const SessionPtr& session) {
+    broker_->allocations().Allocate(session, 0, 2_MiB, 0, [](const auto& block) { EXPECT_FALSE(block.ok()); }, {});
+  };
+  const auto recorded = [&] {
+    size_t number = 0;
+    for (const auto& event : broker_->refusals().log().NewestFirst()) number += event->report.is_recorded ? 1 : 0;
+    return number;
+  };
+  for (const SessionPtr& session : sessions) refuse(session);
+  Settle();
+  EXPECT_EQ(broker_->refusals().log().total(), 9u);
+  EXPECT_EQ(recorded(), 8u);
+  now_ += milliseconds(60000);
+  for (const SessionPtr& session : sessions) {
+    refuse(session);
+    Settle();
+  }
+  EXPECT_EQ(recorded(), 17u);
+}
+
 // ---- Who serves ----
 
 // A worker does. The thread that makes room may be the daemon's event loop, and would serve for as long as others

@@ -33,8 +33,11 @@ class ClaimsTest : public BrokerTest {
     options.reclaim_timeout = std::chrono::milliseconds(200);
     options.claims = {.serve =
                           [this](const Claim& claim) {
-                            if (!serve_error_.ok()) return serve_error_;
                             MutexLock lock(hooks_mu_);
+                            if (!serve_error_.ok()) {
+                              half_served_.push_back(claim.name);
+                              return serve_error_;
+                            }
                             served_.push_back(claim.name);
                             ++serves_;
                             return absl::OkStatus();
@@ -43,6 +46,7 @@ class ClaimsTest : public BrokerTest {
                           [this](const Claim& claim) {
                             MutexLock lock(hooks_mu_);
                             std::erase(served_, claim.name);
+                            std::erase(half_served_, claim.name);
                           },
                       .save =
                           [this](const std::vector<Claim>& claims) {
@@ -153,6 +157,11 @@ class ClaimsTest : public BrokerTest {
     MutexLock lock(hooks_mu_);
     return served_;
   }
+  // Claims whose sockets may be there in part.
+  std::vector<std::string> half_served() {
+    MutexLock lock(hooks_mu_);
+    return half_served_;
+  }
   std::vector<std::string> saved() {
     MutexLock lock(hooks_mu_);
     return saved_;
@@ -161,6 +170,7 @@ class ClaimsTest : public BrokerTest {
  private:
   Mutex hooks_mu_;  // those are called on workers
   std::vector<std::string> served_ ABSL_GUARDED_BY(hooks_mu_);
+  std::vector<std::string> half_served_ ABSL_GUARDED_BY(hooks_mu_);
   std::vector<std::string> saved_ ABSL_GUARDED_BY(hooks_mu_);
 
  protected:

@@ -274,6 +274,12 @@ TEST_F(OwnClaimsTest, ASessionInItGetsNoMoreThanThePolicyGivesItNow) {
   EXPECT_TRUE(TryOpen("root", std::nullopt, In(claim, 4, 0)).ok());
   // An operator's claim does not depend on the rules.
   EXPECT_TRUE(TryOpen("c", std::nullopt, In(Create("team", {}), 3)).ok());
+  // Administrators may change every limit: no rule bounds them.
+  broker_->Close(before, "test");
+  broker_->Close(after, "test");
+  SetRule({.limit = 16_MiB, .rights = {.client = true, .observer = true, .admin = true}, .user_limit = 16_MiB});
+  const SessionPtr admin = OpenLeasing("admin", std::nullopt, In(claim, 5));
+  EXPECT_TRUE(LeaseSegments(admin, {40_MiB}).ok());
 }
 
 // The user has left the team that the claim was made in.
@@ -432,6 +438,22 @@ TEST_F(EphemeralClaimsTest, ItGoesWithItsMakerWhenItHasNoSession) {
   EXPECT_TRUE(IsGone(claim->name));
   EXPECT_THAT(served(), ElementsAre("stays"));
   EXPECT_THAT(saved(), ElementsAre("stays active"));
+}
+
+TEST_F(EphemeralClaimsTest, AMakerThatEndsDuringAChangeIsMissed) {
+  const absl::StatusOr<Claim> claim = CreateEphemeral();
+  ASSERT_TRUE(claim.ok()) << claim.status();
+  const SessionPtr session = OpenLeasing("a", std::nullopt, In(claim));
+  on_save_ = [&] {
+    EndProcess();
+    broker_->claims().Tick();
+    EXPECT_TRUE(broker_->claims().Find(claim->name)->has_lost_maker);
+  };
+  ASSERT_TRUE(Update(claim->name, {.limit = Limit(8_MiB)}).ok());
+  ASSERT_TRUE(broker_->claims().Find(claim->name)->has_lost_maker);
+  EXPECT_EQ(broker_->claims().Find(claim->name)->sessions, 1u);
+  broker_->Close(session, "test");
+  EXPECT_TRUE(IsRemoved(claim->name));
 }
 
 TEST_F(EphemeralClaimsTest, TheNextDaemonKnowsTheProcess) {

@@ -140,6 +140,9 @@ TEST_F(RuleClaimsTest, WhatMembersHoldIsTheirUsersAgainWhenTheirClaimCannotBeMad
   broker_->claims().SetEarlierMembers({{member, "team"}});
   EXPECT_TRUE(absl::IsResourceExhausted(TryOpen("team-0", std::nullopt, Process(getpid(), kOwner)).status()));
   EXPECT_EQ(pools_[0]->GetShare(kOwner).used_bytes, 8_MiB);
+  for (const auto& pool : pools_) {
+    for (const auto& [share, stats] : pool->GetView().shares) EXPECT_FALSE(stats.is_claim) << "one for each try";
+  }
   controls_[0]->Leave({});
   for (int looks = 0; looks < 2; ++looks) ASSERT_TRUE(pools_[0]->FindCarriedOver().ok());
 }

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "allocator/device/process_files.h"
 #include "server/wire/claim_file.h"
 #include "tests/unit/server/core/claims_fixture.h"
 
@@ -227,6 +229,24 @@ TEST_F(ClaimsTest, ADrainingClaimTakesNoSessionsAndGoesWithItsLast) {
   EXPECT_FALSE(broker_->TermsOf(In(team, 3)).ok());
 }
 
+// Sessions come back to the claim in which they were before the daemon was started again.
+TEST_F(ClaimsTest, ADrainingClaimTakesNoMemberOfAnother) {
+  const absl::StatusOr<Claim> team = Create("team", {});
+  const SessionPtr keeps = OpenLeasing("keeps", std::nullopt, In(team));
+  ASSERT_TRUE(Delete("team").ok());
+  const ProcessId self{.pid = getpid(), .started = StartOf(getpid())};
+  const auto back = [&] { return TryOpen("back", std::nullopt, In(team, self.pid)).status(); };
+  EXPECT_TRUE(absl::IsFailedPrecondition(back()));
+  broker_->claims().SetEarlierMembers({{self, "other"}});
+  EXPECT_TRUE(absl::IsFailedPrecondition(back()));
+  broker_->claims().SetEarlierMembers({{{.pid = self.pid, .started = self.started + 1}, "team"}});
+  EXPECT_TRUE(absl::IsFailedPrecondition(back())) << "another process had the number";
+  broker_->claims().SetEarlierMembers({{self, "team"}});
+  EXPECT_EQ(back(), absl::OkStatus());
+  ASSERT_TRUE(Delete("team", /*revoke=*/true).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(back())) << "nobody comes back to one that is revoked";
+}
+
 TEST_F(ClaimsTest, WhatAnEndedProcessLeavesIsChargedToItsClaimUntilItIsQuiet) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB});
   const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
@@ -270,6 +290,7 @@ TEST_F(ClaimsTest, WhatCannotBeSavedOrServedIsNotDone) {
   EXPECT_THAT(broker_->claims().GetAll(), IsEmpty());
   EXPECT_THAT(saved(), IsEmpty());
   EXPECT_EQ(pools_[1]->GetStats().guaranteed_bytes, 0u);
+  EXPECT_THAT(half_served(), IsEmpty()) << "what there is of its sockets goes, too";
   serve_error_ = absl::OkStatus();
   ASSERT_TRUE(Create("team", {.limit = 40_MiB, .guarantee = 20_MiB}).ok());
   save_error_ = absl::ResourceExhaustedError("disk full");
@@ -300,6 +321,42 @@ TEST_F(ClaimsTest, ALowerGuaranteeThatCannotBeSavedIsTheOldOneStill) {
   save_error_ = absl::ResourceExhaustedError("disk full");
   EXPECT_FALSE(Update("team", {.guarantee = Limit(10_MiB)}).ok());
   EXPECT_EQ(View("team").guarantee_bytes, 20_MiB);
+}
+
+TEST_F(ClaimsTest, AGuaranteeThatOneDeviceRefusesIsRaisedOnNone) {
+  ASSERT_TRUE(Create("team", {.limit = 40_MiB, .guarantee = 4_MiB}).ok());
+  // Memory in use, which no session can be asked for.
+  constexpr SessionId kOutside{1000};
+  pools_[1]->OpenAccount(kOutside, {.pid = 1, .limit_bytes = kCapacity});
+  ASSERT_TRUE(pools_[1]->TryChargeCounted(kOutside, 50_MiB).ok());
+  const absl::Status refused = Update("team", {.guarantee = Limit(20_MiB)}).status();
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("device 1: guarantee: "));
+  for (const size_t device : {0, 1}) EXPECT_EQ(View("team", device).guarantee_bytes, 4_MiB) << device;
+  EXPECT_TRUE(Update("team", {.guarantee = Limit(10_MiB)}).ok());
+  for (const size_t device : {0, 1}) EXPECT_EQ(View("team", device).guarantee_bytes, 10_MiB) << device;
+  pools_[1]->CloseAccount(kOutside);
+}
+
+// Memory kept for the claim is kept for its sessions: they need nothing back from others to get it.
+TEST_F(ClaimsTest, ARefusalCountsWhatIsKeptForOthersAlone) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 60_MiB, .guarantee = 20_MiB});
+  const SessionPtr outside = OpenLeasing("outside");
+  ASSERT_TRUE(LeaseSegments(outside, {40_MiB}).ok());
+  const SessionPtr member = OpenLeasing("member", std::nullopt, In(team, 2));
+  EXPECT_EQ(Report(LeaseSegments(outside, {8_MiB}).status()).device_kept_free_bytes(), 20_MiB);
+  EXPECT_EQ(Report(LeaseSegments(member, {30_MiB}).status()).device_kept_free_bytes(), 0u);
+  ASSERT_TRUE(pools_[0]->SetGuarantee(member->id(), 22_MiB).ok()) << "2 MiB of it are beyond the claim's";
+  EXPECT_EQ(Report(LeaseSegments(member, {30_MiB}).status()).device_kept_free_bytes(), 0u);
+  EXPECT_EQ(Report(LeaseSegments(outside, {8_MiB}).status()).device_kept_free_bytes(), 22_MiB);
+}
+
+// Operators see waits: a request that may not wait has not waited.
+TEST_F(ClaimsTest, WhatIsRefusedAtOnceIsNoWait) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 20_MiB});
+  ASSERT_TRUE(Allocate(Open("a", std::nullopt, In(team)), 18_MiB).ok());
+  const SessionPtr session = Open("b", std::nullopt, In(team));
+  EXPECT_FALSE(Allocate(session, 18_MiB, 0, 0, {.may_reclaim = true}).ok());
+  EXPECT_EQ(View("team").waits.waits, 0u);
 }
 
 TEST_F(ClaimsTest, ALimitBelowTheGuaranteesOfItsSessionsIsRefused) {
@@ -507,7 +564,9 @@ TEST_F(ClaimsTest, TheNextDaemonHasTheSameClaims) {
   EXPECT_EQ(View("team", 0).limit_bytes, 0u);
   // Sessions of the last daemon look for this one: it is not removed yet, though it drains.
   broker_->claims().RemoveEmpty();
+  WaitForChanges();
   EXPECT_TRUE(broker_->claims().Find("team").ok());
+  EXPECT_THAT(served(), ElementsAre("any", "team"));
 }
 
 TEST_F(ClaimsTest, AGuaranteeThatCannotBeGivenAnyMoreDoesNotKeepTheDaemonFromStarting) {
