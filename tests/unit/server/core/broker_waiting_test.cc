@@ -491,6 +491,43 @@ TEST_F(BrokerWaitingTest, WhatABrokenConnectionAskedForIsNotLeasedToTheNextOne) 
   EXPECT_EQ(pools_[0]->GetAccount(session->id())->reserved_bytes, 0u);
 }
 
+// The connection breaks, and comes back, between the grant and the task that uses the grant.
+TEST_F(BrokerWaitingTest, WhatABrokenConnectionWasGrantedIsNotLeasedToTheNextOne) {
+  int broken = 0;
+  for (int reads = 0; reads < 8; ++reads) {
+    SCOPED_TRACE(reads);
+    const SessionPtr hoards = OpenLeasing("hoards");
+    const std::vector<Lease> held = Hold(hoards, {kCapacity});
+    const SessionPtr session = OpenLeasing("session");
+    const auto reserved = [&] { return pools_[0]->GetAccount(session->id())->reserved_bytes; };
+    const auto answer = Ask(session, {2_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)});
+    Settle();
+    ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u);
+    std::optional<absl::Status> resumed;
+    After(reads, [&] {
+      if (reserved() == 0 || answer->has_value()) return;
+      broker_->Disconnect(session);
+      broker_->ResumeSession(Process(1, 1000), session->leased()->resume_token(), {}, std::make_shared<FakeClient>(),
+                             [&](const absl::StatusOr<SessionPtr>& status) { resumed = status.status(); });
+      Settle();
+    });
+    ASSERT_TRUE(broker_->leases().ReturnSegments(hoards, 0, {held[0].segment}).ok());
+    Settle();
+    reads_until_.reset();
+    ASSERT_TRUE(answer->has_value());
+    if (resumed.has_value()) {
+      ++broken;
+      EXPECT_EQ(*resumed, absl::OkStatus());
+      EXPECT_TRUE(absl::IsAborted((*answer)->status())) << (*answer)->status();
+      EXPECT_EQ(reserved(), 0u);
+    }
+    broker_->Close(session, "test");
+    broker_->Close(hoards, "test");
+    Settle();
+  }
+  EXPECT_GT(broken, 0);
+}
+
 // ---- Recording what is refused ----
 
 // Nine sessions of a user are refused at a time. Eight of them are asked for their recording.

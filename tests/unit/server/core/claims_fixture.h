@@ -75,6 +75,11 @@ class ClaimsTest : public BrokerTest {
                           [this](const ProcessId&, const std::string&) {
                             if (on_member_) std::exchange(on_member_, nullptr)();
                           },
+                      .forget_members =
+                          [this](const std::string& claim) {
+                            MutexLock lock(hooks_mu_);
+                            forgotten_.push_back(claim);
+                          },
                       .most_own = most_own_};
     options.policy = policy_;
     workers_.reset();  // their tasks end before the broker does, as in the daemon
@@ -109,8 +114,12 @@ class ClaimsTest : public BrokerTest {
     answered.WaitForNotification();
     return answer;
   }
-  // Changes are made one after the other: all that have begun are done.
-  void WaitForChanges() { EXPECT_TRUE(absl::IsNotFound(Update("no-such-claim", {}).status())); }
+  // Changes are made one after the other, changes of users last: all changes that have begun are done.
+  void WaitForChanges() {
+    const ClaimAsker user{.caller = Process(1, kOwner), .rule = SessionTerms()};
+    const auto change = [&](const Claims::Done& done) { broker_->claims().Update("u1000.none", {}, done, user); };
+    EXPECT_TRUE(absl::IsPermissionDenied(Answer(change).status()));
+  }
   // Waits until those that are to be removed, and can be, are.
   bool IsRemoved(const std::string& name) {
     const bool is_removed = testing_support::WaitFor([&] {
@@ -162,6 +171,11 @@ class ClaimsTest : public BrokerTest {
     MutexLock lock(hooks_mu_);
     return half_served_;
   }
+  // Claims whose members have been forgotten.
+  std::vector<std::string> forgotten() {
+    MutexLock lock(hooks_mu_);
+    return forgotten_;
+  }
   std::vector<std::string> saved() {
     MutexLock lock(hooks_mu_);
     return saved_;
@@ -171,6 +185,7 @@ class ClaimsTest : public BrokerTest {
   Mutex hooks_mu_;  // those are called on workers
   std::vector<std::string> served_ ABSL_GUARDED_BY(hooks_mu_);
   std::vector<std::string> half_served_ ABSL_GUARDED_BY(hooks_mu_);
+  std::vector<std::string> forgotten_ ABSL_GUARDED_BY(hooks_mu_);
   std::vector<std::string> saved_ ABSL_GUARDED_BY(hooks_mu_);
 
  protected:

@@ -440,6 +440,15 @@ TEST_F(EphemeralClaimsTest, ItGoesWithItsMakerWhenItHasNoSession) {
   EXPECT_THAT(saved(), ElementsAre("stays active"));
 }
 
+TEST_F(EphemeralClaimsTest, OneThatIsRemovedHasNoMakerAnyMore) {
+  const absl::StatusOr<Claim> claim = CreateEphemeral();
+  ASSERT_TRUE(claim.ok()) << claim.status();
+  ASSERT_TRUE(Delete(claim->name)->is_removed);
+  broker_->claims().Tick();  // nobody is looked for
+  WaitForChanges();
+  EXPECT_THAT(broker_->claims().GetAll(), IsEmpty());
+}
+
 TEST_F(EphemeralClaimsTest, AMakerThatEndsDuringAChangeIsMissed) {
   const absl::StatusOr<Claim> claim = CreateEphemeral();
   ASSERT_TRUE(claim.ok()) << claim.status();

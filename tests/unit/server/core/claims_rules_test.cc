@@ -132,7 +132,8 @@ TEST_F(RuleClaimsTest, AClientOfARulesClaimComesBackThoughItsGuaranteeIsNotFreeY
 // A claim of a rule that cannot be made after all takes nothing with it.
 TEST_F(RuleClaimsTest, WhatMembersHoldIsTheirUsersAgainWhenTheirClaimCannotBeMade) {
   StartWith(Limit(60_MiB), Limit(40_MiB));
-  ASSERT_TRUE(LeaseSegments(OpenLeasing("other", std::nullopt, Process(1, 7)), {40_MiB}).ok());
+  const SessionPtr other = OpenLeasing("other", std::nullopt, Process(1, 7));
+  ASSERT_TRUE(LeaseSegments(other, {40_MiB}).ok());
   const ProcessId member{.pid = getppid(), .started = StartOf(getppid())};
   controls_[0]->Leave({{.file_device = 1, .file_inode = 1, .bytes = 8_MiB, .holders = {member}, .holder_uid = kOwner}});
   ASSERT_TRUE(pools_[0]->FindCarriedOver().ok());
@@ -143,6 +144,10 @@ TEST_F(RuleClaimsTest, WhatMembersHoldIsTheirUsersAgainWhenTheirClaimCannotBeMad
   for (const auto& pool : pools_) {
     for (const auto& [share, stats] : pool->GetView().shares) EXPECT_FALSE(stats.is_claim) << "one for each try";
   }
+  broker_->Close(other, "test");
+  ASSERT_NE(OpenLeasing("team-0", std::nullopt, Process(getpid(), kOwner)), nullptr);
+  EXPECT_EQ(View("team").reserved_bytes, 8_MiB) << "of the claim, once there is one";
+  EXPECT_EQ(pools_[0]->GetShare(kOwner).used_bytes, 0u);
   controls_[0]->Leave({});
   for (int looks = 0; looks < 2; ++looks) ASSERT_TRUE(pools_[0]->FindCarriedOver().ok());
 }

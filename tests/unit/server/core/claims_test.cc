@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -128,24 +129,24 @@ TEST_F(ClaimsTest, ItHasNothingOfDevicesThatItMayNotUse) {
 TEST_F(ClaimsTest, ARaiseServesWhoWaits) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 20_MiB});
   const SessionPtr holder = Open("a", std::nullopt, In(team));
-  ASSERT_TRUE(Allocate(holder, 18_MiB).ok());
+  ASSERT_TRUE(Allocate(holder, 18_MiB, 1).ok());
   const SessionPtr session = Open("b", std::nullopt, In(team));
   Signal answered;
   absl::Status waited = absl::UnknownError("no answer");
-  broker_->allocations().Allocate(session, 0, 18_MiB, 0,
+  broker_->allocations().Allocate(session, 1, 18_MiB, 0,
                                   [&](const absl::StatusOr<Allocation>& allocation) {
                                     waited = allocation.status();
                                     answered.Notify();
                                   },
                                   {.may_reclaim = true, .wait = std::chrono::minutes(10)});
-  ASSERT_TRUE(testing_support::WaitFor([&] { return View("team").waiting == 1; }));
-  EXPECT_EQ(View("team").waits.waits, 0u) << "it waits still";
+  ASSERT_TRUE(testing_support::WaitFor([&] { return View("team", 1).waiting == 1; }));
+  EXPECT_EQ(View("team", 1).waits.waits, 0u) << "it waits still";
   ASSERT_TRUE(Update("team", {.limit = Limit(40_MiB)}).ok());
   answered.WaitForNotification();
   EXPECT_TRUE(waited.ok()) << waited;
-  EXPECT_EQ(View("team").waits.waits, 1u);
-  EXPECT_EQ(View("team", 1).waits.waits, 0u);
-  EXPECT_THAT(client_->told(), ::testing::Contains(absl::StrCat("limit 0 ", 40_MiB)));
+  EXPECT_EQ(View("team", 1).waits.waits, 1u);
+  EXPECT_EQ(View("team", 0).waits.waits, 0u);
+  EXPECT_THAT(client_->told(), ::testing::Contains(absl::StrCat("limit 1 ", 40_MiB)));
 }
 
 // The session would wait for what it holds itself.
@@ -218,8 +219,18 @@ TEST_F(ClaimsTest, ADrainingClaimTakesNoSessionsAndGoesWithItsLast) {
   EXPECT_TRUE(absl::IsFailedPrecondition(TryOpen("b", std::nullopt, In(team, kYounger)).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(Update("team", {.limit = Limit(50_MiB)}).status()));
   EXPECT_TRUE(LeaseSegments(session, {8_MiB}).ok()) << "its sessions go on";
+  EXPECT_THAT(forgotten(), IsEmpty());
+  EXPECT_FALSE(LeaseSegments(session, {40_MiB}).ok());
+  const auto has_tenant = [this] {
+    const TenantRefusals::ByTenant tenants = broker_->refusals().GetByTenant();
+    return std::any_of(tenants.begin(), tenants.end(), [](const auto& entry) { return entry.first == "claim:team"; });
+  };
+  EXPECT_TRUE(has_tenant());
   broker_->Close(session, "test");
   EXPECT_TRUE(IsRemoved("team"));
+  EXPECT_THAT(forgotten(), ElementsAre("team")) << "the next one of its name is another";
+  EXPECT_FALSE(has_tenant());
+  EXPECT_THAT(broker_->waiting().GetClaimWaits(), IsEmpty());
   EXPECT_THAT(served(), IsEmpty());
   EXPECT_THAT(saved(), IsEmpty());
   EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
@@ -291,6 +302,7 @@ TEST_F(ClaimsTest, WhatCannotBeSavedOrServedIsNotDone) {
   EXPECT_THAT(saved(), IsEmpty());
   EXPECT_EQ(pools_[1]->GetStats().guaranteed_bytes, 0u);
   EXPECT_THAT(half_served(), IsEmpty()) << "what there is of its sockets goes, too";
+  EXPECT_THAT(broker_->waiting().GetClaimWaits(), IsEmpty());
   serve_error_ = absl::OkStatus();
   ASSERT_TRUE(Create("team", {.limit = 40_MiB, .guarantee = 20_MiB}).ok());
   save_error_ = absl::ResourceExhaustedError("disk full");

@@ -64,6 +64,11 @@ TEST_F(SegmentPoolTest, OtherDriverErrorsPassThrough) {
     EXPECT_EQ(Stats().reserved_bytes, failing == 1 ? 0u : 2_MiB);
     EXPECT_EQ(Stats().idle_bytes, Stats().reserved_bytes);
   }
+  // Segments that were idle before stay, too.
+  device_->Fail(Call::kAllocate, 1, 1, absl::InternalError("cudaMalloc failed"));
+  EXPECT_FALSE(pool_->LeaseAll(kA, {2_MiB, 4_MiB}).ok());
+  EXPECT_EQ(Stats().idle_bytes, 2_MiB);
+  EXPECT_EQ(Stats().reserved_bytes, 2_MiB);
 }
 
 TEST_F(SegmentPoolTest, FailedExportGivesTheSegmentBack) {

@@ -710,6 +710,24 @@ TEST_F(RequestQueueTest, WhoIsServedHoldsNobodyBack) {
   EXPECT_TRUE(Fits(kD, 2_MiB));
 }
 
+TEST_F(RequestQueueTest, WhoIsServedOtherwiseHoldsNobodyBack) {
+  Hold(kB, 50_MiB);
+  candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
+  bool has_freed = false;
+  queue_->Add({.session = kA,
+               .user = uid_t{1},
+               .bytes = 30_MiB,
+               .deadline = now_ + milliseconds(60000),
+               .retry = [&] { return has_freed; },
+               .done = [](const absl::Status&, const WaitRecord&) {}});
+  Pass(RequestQueue::kHoldAfter);
+  Add("small", kC, 2_MiB, milliseconds(60000));
+  EXPECT_THAT(granted_, IsEmpty());
+  has_freed = true;
+  queue_->Retry(kA);
+  EXPECT_THAT(granted_, ElementsAre("small")) << "at once";
+}
+
 TEST_F(RequestQueueTest, WhoGivesUpHoldsNobodyBack) {
   HoldBackForALargeOne();
   Add("small", kC, 2_MiB, milliseconds(60000));

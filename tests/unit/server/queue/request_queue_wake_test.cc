@@ -315,6 +315,21 @@ TEST_F(WakeOnCudaTest, WhatOthersAreFoundToUseNoMoreByOneWhoAsks) {
   ExpectServed();
 }
 
+// Memory for the context of the next client is kept free: as much as the contexts of clients take on average.
+class WakeWithContextsTest : public WakeOnCudaTest {
+ protected:
+  WakeWithContextsTest() : WakeOnCudaTest(/*headroom_bytes=*/10_MiB) {}
+};
+
+TEST_F(WakeWithContextsTest, SmallerContextsThanItSeemed) {
+  ASSERT_TRUE(pool_->FindCarriedOver().ok());
+  LetOthersUse(20_MiB);
+  Hold(kHolder, 30_MiB);
+  Wait();
+  pool_->SetContexts(/*bytes=*/2_MiB, /*clients=*/1);
+  ExpectServed();
+}
+
 TEST_F(WakeOnCudaTest, CountedMemoryThatIsGivenBack) {
   ASSERT_TRUE(pool_->FindCarriedOver().ok());
   ASSERT_TRUE(pool_->TryChargeCounted(kHolder, 60_MiB).ok());

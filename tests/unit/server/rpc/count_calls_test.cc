@@ -140,6 +140,10 @@ TEST_F(CountCallsTest, ATokenIsGoodInItsProcessAlone) {
   EXPECT_EQ((*session)->state(), SessionState::kDisconnected);
   EXPECT_EQ(Hello("a", Of(getpid()), token).value(), *session) << "it goes on";
   EXPECT_EQ((*session)->state(), SessionState::kActive);
+  // Programs without the session's token begin a new session.
+  broker_->Disconnect(*session);
+  EXPECT_NE(Hello("a", Of(getpid()), (*others)->counted()->join_token()).value(), *session);
+  EXPECT_EQ((*session)->state(), SessionState::kClosed);
 }
 
 TEST_F(CountCallsTest, WhomAnOperatorHasEndedGetsNoOther) {
