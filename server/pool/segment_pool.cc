@@ -130,13 +130,10 @@ void SegmentPool::CloseClaim(ClaimId claim) {
 }
 
 absl::Status SegmentPool::SetPriority(SessionId session, int priority) {
-  {
-    MutexLock lock(mu_);
-    Account* const account = accounts_.Find(session);
-    if (account == nullptr) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
-    account->state.priority = priority;
-  }
-  CapacityFreed();
+  MutexLock lock(mu_);
+  Account* const account = accounts_.Find(session);
+  if (account == nullptr) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
+  account->state.priority = priority;  // RequestQueue::UpdatePriority() tells requests that wait
   return absl::OkStatus();
 }
 
