@@ -39,9 +39,7 @@ class CudaTest : public VramctlDaemonTest {
     cuda_substitute::SetFaults("");
     VramctlDaemonTest::TearDown();
     daemon_.reset();
-    if (!broken_) {
-      EXPECT_EQ(Used(), 0u) << "all came back to the driver";
-    }
+    EXPECT_EQ(Used(), 0u) << "all came back to the driver";
   }
 
   // Whole segments, one at a time.
@@ -49,7 +47,6 @@ class CudaTest : public VramctlDaemonTest {
     const absl::StatusOr<MemoryStats> stats = client.GetMemoryStats();
     return stats.ok() ? stats->reserved_bytes.all.current : ~uint64_t{0};
   }
-  bool broken_ = false;  // this process cannot close what it has open
 
   // Of the health page; 0 when it cannot be had.
   int HealthCode() {

@@ -78,6 +78,29 @@ TEST_F(CudaStreamTest, ABlockIsNotReusedBeforeItsStreamsAreDone) {
   EXPECT_EQ(again.data(), memory);
 }
 
+TEST_F(CudaStreamTest, APointerIsNotReusedBeforeTheStreamItIsFreedOnIsDone) {
+  for (const bool records : {false, true}) {
+    SCOPED_TRACE(records);
+    ASSERT_OK_AND_ASSIGN(void* const memory, client_->Malloc(4_MiB));
+    BeginCapture(stream_);  // for which memory waits until its end
+    if (records) {
+      EXPECT_OK(client_->RecordStream(memory, stream()));
+    }
+    EXPECT_OK(records ? client_->Free(memory) : client_->Free(memory, stream()));
+    ASSERT_OK_AND_ASSIGN(void* const other, client_->Malloc(4_MiB));
+    EXPECT_NE(other, memory);
+    EXPECT_EQ(EndCapture(stream_), CUDA_SUCCESS);
+    void* again = nullptr;
+    EXPECT_TRUE(WaitFor([&] {
+      EXPECT_OK(client_->Free(again));
+      again = client_->Malloc(4_MiB).value_or(nullptr);
+      return again == memory;
+    }));
+    EXPECT_OK(client_->Free(again));
+    EXPECT_OK(client_->Free(other));
+  }
+}
+
 TEST_F(CudaStreamTest, ASegmentGoesBackOnlyWhenNoWorkIsUnderWay) {
   ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(30_MiB, 0, stream()));
   const auto launched = std::chrono::steady_clock::now();

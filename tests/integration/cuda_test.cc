@@ -331,6 +331,24 @@ TEST_F(CudaTest, WhatTheDriverDoesNotTakeBackIsTriedAgain) {
   EXPECT_THAT(daemon_->log(), HasSubstr("back to the driver, will try again: "));
 }
 
+// In a process of its own, which keeps the memory to its end.
+TEST_F(CudaTest, WhatAClientCannotCloseAtItsEndStaysCharged) {
+  ASSERT_OK(StartDaemon());
+  for (const char* placement : {"", " remote"}) {
+    SCOPED_TRACE(placement);
+    ASSERT_OK_AND_ASSIGN(
+        ClientProcess client,
+        ClientProcess::Start(dir(), {{cuda_substitute::kFaultsVariable, "cuIpcCloseMemHandle:1+=998"}}));
+    ASSERT_OK(client.Call(absl::StrCat("connect client -", placement)));
+    ASSERT_OK(client.Call(absl::StrCat("alloc ", 30_MiB)));
+    ASSERT_OK(client.Call("goodbye"));
+    EXPECT_EQ(Charged(), 30_MiB);
+    EXPECT_EQ(Used(), 30_MiB);
+    client.process().Signal(SIGKILL);
+    EXPECT_TRUE(WaitFor([&] { return Charged() == 0; }));
+  }
+}
+
 TEST_F(CudaTest, WhatARemoteClientCannotCloseStaysCharged) {
   ASSERT_OK(StartDaemon());
   placement_ = Placement::kRemote;
@@ -519,17 +537,18 @@ TEST_F(CudaTest, AnErrorOfOpeningWithinOneUserIsNotBlamedOnUsers) {
   EXPECT_OK(client.Allocate(30_MiB));
 }
 
+// In a process of its own: nothing works in it any more.
 TEST_F(CudaTest, AClientsErrorIsItsOwn) {
   ASSERT_OK(StartDaemon());
-  ASSERT_OK_AND_ASSIGN(Client client, Connect("broken"));
-  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(30_MiB));
+  ASSERT_OK_AND_ASSIGN(ClientProcess broken,
+                       ClientProcess::Start(dir(), {{cuda_substitute::kFaultsVariable, "cuEventSynchronize:1=700!"}}));
+  ASSERT_OK(broken.Call("connect broken -"));
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> held, broken.Call("alloc 30000000"));
   ASSERT_OK_AND_ASSIGN(ClientProcess other, ClientProcess::Connect(dir(), "other"));
   ASSERT_OK(other.Call("fill 2 100000 3"));
-  cuda_substitute::SetFaults("cuEventSynchronize:1=700!");
-  broken_ = true;
-  EXPECT_OK(held.Reset());
-  EXPECT_OK(client.EmptyCache());
-  EXPECT_STATUS(client.Allocate(50_MiB), absl::StatusCode::kInternal, "CUDA_ERROR_ILLEGAL_ADDRESS (700)");
+  EXPECT_OK(broken.Call("free " + held.at(0)));
+  EXPECT_OK(broken.Call("empty"));
+  EXPECT_STATUS(broken.Call("alloc 50000000"), absl::StatusCode::kInternal, "CUDA_ERROR_ILLEGAL_ADDRESS (700)");
   EXPECT_OK(other.Call("check 3"));
   EXPECT_OK(other.Call("alloc 3000000"));
   EXPECT_EQ(CtlJson({"status"})["devices"][0]["fault"], "");

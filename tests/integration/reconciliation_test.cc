@@ -6,18 +6,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <array>
 #include <functional>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
-#include "tests/cuda_substitute/driver.h"
 #include "tests/integration/cuda_fixture.h"
-#include "tests/support/count_client.h"
+#include "tests/support/client_process.h"
 #include "tests/support/http.h"
-#include "tests/support/other_process.h"
 
 namespace vrambroker::testing_support {
 namespace {
@@ -39,12 +36,12 @@ class CudaReconciliationTest : public CudaTest {
                            .http = true,
                            .environment = {{cuda_substitute::kMachineVariable, machine_}}}));
   }
-  // In a child: takes memory of the daemon's GPU.
-  void Take(uint64_t bytes) const {
-    setenv(cuda_substitute::kMachineVariable, machine_.c_str(), 1);
-    CUdeviceptr memory = 0;
-    if (cuda_substitute::UseGpu(kDaemonsGpu) != CUDA_SUCCESS || cuMemAlloc_v2(&memory, bytes) != CUDA_SUCCESS) _exit(3);
+  // A program on that machine. No fork of this process: once a test has called the driver, children cannot.
+  absl::StatusOr<ClientProcess> Program() const {
+    return ClientProcess::Start(dir(), {{cuda_substitute::kMachineVariable, machine_}});
   }
+  // Past the broker, of the daemon's GPU.
+  static std::string Take(uint64_t bytes) { return absl::StrCat("take_gpu ", kDaemonsGpu, " ", bytes); }
   Json Device() { return CtlJson({"status"})["devices"][0]; }
   // Its entry among the device's processes, as soon as it is as expected; the daemon looks every five seconds.
   Json AwaitProcess(pid_t pid, const std::function<bool(const Json&)>& is_so) {
@@ -68,10 +65,8 @@ class CudaReconciliationTest : public CudaTest {
 TEST_F(CudaReconciliationTest, AProgramThatNobodyCountsIsNamed) {
   StartOnMachine();
   {
-    const Child program([this] {
-      Take(500_MiB);
-      Child::Stay();
-    });
+    ASSERT_OK_AND_ASSIGN(ClientProcess program, Program());
+    ASSERT_OK(program.Call(Take(500_MiB)));
     const Json found =
         AwaitProcess(program.pid(), [](const Json& process) { return process["used_bytes"] == kContext + 500_MiB; });
     EXPECT_EQ(found["kind"], "uncounted");
@@ -97,18 +92,10 @@ TEST_F(CudaReconciliationTest, AProgramThatNobodyCountsIsNamed) {
 
 TEST_F(CudaReconciliationTest, ACountedProgramsContextIsOverheadAndMoreIsDrift) {
   StartOnMachine();
-  std::array<int, 2> go = {};
-  ASSERT_EQ(pipe(go.data()), 0);
-  const Child program([&] {
-    absl::StatusOr<CountClient> client = CountClient::Open(dir(), CountHello("train"));
-    if (!client.ok() || !client->Charge(500_MiB).ok()) _exit(4);
-    Take(500_MiB);
-    Child::IsReady();
-    char byte = 0;
-    (void)!read(go[0], &byte, 1);
-    Take(400_MiB);  // past the broker
-    for (;;) pause();
-  });
+  ASSERT_OK_AND_ASSIGN(ClientProcess program, Program());
+  ASSERT_OK(program.Call("count_hello train -"));
+  ASSERT_OK(program.Call(absl::StrCat("charge ", 500_MiB)));
+  ASSERT_OK(program.Call(Take(500_MiB)));
   const Json counted = AwaitProcess(program.pid(), [](const Json& process) {
     return process["kind"] == "client" && process["used_bytes"] == kContext + 500_MiB;
   });
@@ -123,7 +110,7 @@ TEST_F(CudaReconciliationTest, ACountedProgramsContextIsOverheadAndMoreIsDrift) 
   EXPECT_THAT(Ctl({"status"}).out,
               HasSubstr("600.00 MiB for CUDA contexts and libraries of the daemon and 1 client\n"));
 
-  ASSERT_EQ(write(go[1], "g", 1), 1);
+  ASSERT_OK(program.Call(Take(400_MiB)));
   const Json drifting = AwaitProcess(program.pid(), [](const Json& process) { return process["drift_bytes"] > 0; });
   EXPECT_EQ(drifting["drift_bytes"], kContext + 400_MiB - 320_MiB);
   EXPECT_EQ(Page().Value("vrambroker_device_drift_bytes", {{"kind", "uncharged"}}),

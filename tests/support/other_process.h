@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Children that go on in the code of a test, as other users if need be. For tests without threads.
+// Children that go on in the code of a test, as other users if need be. For tests without threads, and without CUDA:
+// a child of a process that has called the driver cannot use it.
 #ifndef VRAMBROKER_TESTS_SUPPORT_OTHER_PROCESS_H_
 #define VRAMBROKER_TESTS_SUPPORT_OTHER_PROCESS_H_
 
@@ -51,7 +52,7 @@ class Child {
     }
     close(pipe_fds[1]);
     char byte = 0;
-    EXPECT_EQ(read(pipe_fds[0], &byte, 1), 1);
+    EXPECT_EQ(read(pipe_fds[0], &byte, 1), 1) << "the child has ended before it was ready";
     close(pipe_fds[0]);
   }
   ~Child() {

@@ -25,9 +25,11 @@
 //   count_hello NAME LIMIT [TOKEN] | count_join TOKEN | count_token     on the count socket; TOKEN in hexadecimal
 //   count_close              the session's main connection
 //   charge BYTES | uncharge BYTES | hold BYTES | wait BYTES MS | info    of the counted session -> CHARGED FREE LIMIT
+//   take_gpu GPU BYTES       of the driver, past the broker
 //   exec                     become this program anew: nothing is connected
 //   in_child COMMAND         done and answered by a child, which lives until the test closes this process's input
 //   reload                   all by the Admin service
+#include <dlfcn.h>
 #include <grp.h>
 #include <poll.h>
 #include <unistd.h>
@@ -100,6 +102,7 @@ class TestClient {
          {"count_hello", "count_join", "count_token", "count_close", "charge", "uncharge", "hold", "wait", "info"}) {
       if (command == each) return Count(words);
     }
+    if (command == "take_gpu") return Say(TakeGpu(static_cast<int>(Number(words.at(1))), Number(words.at(2))));
     if (command == "fork") return Fork();
     if (command == "fork_exec") return ForkExec();
     for (const char* each : {"set_limit", "trim", "end", "record", "snapshot", "snapshot_of_number", "refusal", "ooms",
@@ -159,6 +162,21 @@ class TestClient {
   static absl::StatusOr<std::string> Verify(const Buffer& buffer, uint64_t seed) {
     if (Holds(buffer, seed)) return "";
     return absl::DataLossError("other bytes than were written");
+  }
+
+  static absl::Status TakeGpu(int gpu, uint64_t bytes) {
+    void* const driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (driver == nullptr) return absl::UnavailableError(dlerror());
+    const auto call = [&](const char* function, auto... arguments) {
+      return reinterpret_cast<int (*)(decltype(arguments)...)>(dlsym(driver, function))(arguments...);
+    };
+    void* context = nullptr;
+    uint64_t memory = 0;
+    for (const int error : {call("cuInit", 0U), call("cuDevicePrimaryCtxRetain", &context, gpu),
+                            call("cuCtxPushCurrent_v2", context), call("cuMemAlloc_v2", &memory, bytes)}) {
+      if (error != 0) return absl::InternalError(absl::StrCat("test_client: the driver says ", error));
+    }
+    return absl::OkStatus();
   }
 
   static absl::StatusOr<std::string> Fork() {
