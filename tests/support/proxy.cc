@@ -94,7 +94,6 @@ Proxy::~Proxy() {
 }
 
 void Proxy::Break(Which which) {
-  Release();
   std::vector<Connection> broken;
   {
     MutexLock lock(mu_);
@@ -105,7 +104,11 @@ void Proxy::Break(Which which) {
     connections_.erase(kept, connections_.end());
   }
   for (Connection& connection : broken) {
-    *connection.fate = Fate::kLost;
+    {
+      MutexLock lock(mu_);
+      *connection.fate = Fate::kBroken;
+      released_.NotifyAll();
+    }
     shutdown(connection.daemon.get(), SHUT_RDWR);
     // Without a proxy, what is sent there has arrived, and the sender relies on that. Pass() ends the client's side
     // once it has passed on what the daemon could send.
@@ -124,20 +127,18 @@ void Proxy::Set(Fate fate, Which which) {
   }
 }
 
-void Proxy::Hold() {
+void Proxy::SetHeld(bool held, Which which) {
   MutexLock lock(mu_);
-  holds_ = true;
-}
-
-void Proxy::Release() {
-  MutexLock lock(mu_);
-  holds_ = false;
+  if (which != Which::kDescriptors) grpc_held_ = held;
+  if (which != Which::kGrpc) descriptors_held_ = held;
   released_.NotifyAll();
 }
 
-void Proxy::AwaitRelease() {
+void Proxy::AwaitRelease(Which which, const std::atomic<Fate>& fate) {
   MutexLock lock(mu_);
-  while (holds_) released_.Wait(mu_);
+  const bool& held = which == Which::kGrpc ? grpc_held_ : descriptors_held_;
+  if (held) ++held_;
+  while (held && fate != Fate::kBroken) released_.Wait(mu_);
 }
 
 void Proxy::Accept(const Listener& listener) {
@@ -157,8 +158,8 @@ void Proxy::Accept(const Listener& listener) {
       while (*fate == Fate::kUnread) absl::SleepFor(absl::Milliseconds(5));
       return *fate == Fate::kPassedOn;
     };
-    const auto down = [this](ssize_t /*size*/) {
-      AwaitRelease();
+    const auto down = [this, which = listener.which, fate = connection.fate.get()](ssize_t /*size*/) {
+      AwaitRelease(which, *fate);
       return true;
     };
     MutexLock lock(mu_);  // from now on it is one that Break() and the others know

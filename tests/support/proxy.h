@@ -31,8 +31,8 @@ class Proxy {
 
   enum class Which { kBoth, kGrpc, kDescriptors };  // on which socket
 
-  // Breaks all connections, as they would if the network did. Nothing is held back any more. On the descriptor socket
-  // the client still gets what the daemon has sent, as it does over a socket of the kernel's.
+  // Breaks all connections, as they would if the network did. Nothing of theirs is held back any more. On the
+  // descriptor socket the client still gets what the daemon has sent, as it does over a socket of the kernel's.
   void Break(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_);
   // What clients send over the connections that there are is lost from now on.
   void Swallow() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kLost, Which::kBoth); }
@@ -44,11 +44,13 @@ class Proxy {
   void PassOn() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kPassedOn, Which::kBoth); }
   // How often something was stalled.
   int stalled() const { return stalled_; }
+  // How often something of the daemon's was held back.
+  int held() const { return held_; }
   // How many calls came over the descriptor socket.
   int segment_calls() const { return segment_calls_; }
-  // What the daemon sends is held back, until Release().
-  void Hold() ABSL_LOCKS_EXCLUDED(mu_);
-  void Release() ABSL_LOCKS_EXCLUDED(mu_);
+  // What the daemon sends is held back, until Release(); also over later connections.
+  void Hold(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_) { SetHeld(true, which); }
+  void Release(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_) { SetHeld(false, which); }
 
  private:
   // One of the sockets.
@@ -59,7 +61,7 @@ class Proxy {
     UniqueFd fd = {};
     std::thread acceptor = {};
   };
-  enum class Fate { kPassedOn, kLost, kUnread };  // of what a client sends
+  enum class Fate { kPassedOn, kLost, kUnread, kBroken };  // of what a client sends
   struct Connection {
     Which which = Which::kGrpc;
     UniqueFd client;
@@ -72,17 +74,20 @@ class Proxy {
   explicit Proxy(std::string daemon_dir) : daemon_dir_(std::move(daemon_dir)) {}
   void Set(Fate fate, Which which) ABSL_LOCKS_EXCLUDED(mu_);
   void Accept(const Listener& listener);
-  void AwaitRelease() ABSL_LOCKS_EXCLUDED(mu_);
+  void SetHeld(bool held, Which which) ABSL_LOCKS_EXCLUDED(mu_);
+  void AwaitRelease(Which which, const std::atomic<Fate>& fate) ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::string daemon_dir_;
   std::array<Listener, 2> listeners_{
       {{.which = Which::kGrpc, .name = "/vrambroker.sock", .type = SOCK_STREAM},
        {.which = Which::kDescriptors, .name = "/vrambroker-fd.sock", .type = SOCK_SEQPACKET}}};
   Mutex mu_;
-  bool holds_ ABSL_GUARDED_BY(mu_) = false;
+  bool grpc_held_ ABSL_GUARDED_BY(mu_) = false;
+  bool descriptors_held_ ABSL_GUARDED_BY(mu_) = false;
   CondVar released_;
   std::atomic<bool> drops_descriptors_{false};
   std::atomic<int> stalled_{0};
+  std::atomic<int> held_{0};
   std::atomic<int> segment_calls_{0};
   std::vector<Connection> connections_ ABSL_GUARDED_BY(mu_);
 };

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A client after a reconnect: what it says, keeps and gives back. Each test makes one daemon and one client do all.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "allocator/base/bytes.h"
+#include "allocator/base/mutex.h"
+#include "tests/support/buffers.h"
+#include "tests/support/daemon_test.h"
+#include "tests/support/proxy.h"
+#include "tests/support/raw_client.h"
+#include "tests/support/test_device.h"
+#include "tests/support/util.h"
+
+namespace vrambroker::testing_support {
+namespace {
+
+class ReconnectTest : public DaemonTest {
+ protected:
+  struct Log {
+    Mutex mu;
+    std::string text ABSL_GUARDED_BY(mu);
+  };
+
+  // Through a proxy. Its background thread gives nothing back by age.
+  absl::StatusOr<Client> ConnectThroughProxy() {
+    const std::string proxy_dir = MakeTempDir();
+    absl::StatusOr<std::unique_ptr<Proxy>> proxy = Proxy::Start(proxy_dir, dir());
+    if (!proxy.ok()) return proxy.status();
+    proxy_ = *std::move(proxy);
+    ClientOptions options;
+    options.socket_dir = proxy_dir;
+    options.name = "client";
+    options.call_timeout = kPatience;
+    options.connect_timeout = kPatience;
+    options.idle_decay = absl::InfiniteDuration();
+    options.log = [log = log_](const std::string& line) {
+      MutexLock lock(log->mu);
+      absl::StrAppend(&log->text, line, "\n");
+    };
+    return Client::Connect(options);
+  }
+  bool HasSaid(const std::string& text) {
+    MutexLock lock(log_->mu);
+    return absl::StrContains(log_->text, text);
+  }
+  std::string Said() {
+    MutexLock lock(log_->mu);
+    return log_->text;
+  }
+  // The next daemon's configuration.
+  void Reconfigure(const std::string& old, const std::string& now) {
+    std::stringstream config;
+    config << std::ifstream(daemon_->config_path()).rdbuf();
+    std::ofstream(daemon_->config_path()) << absl::StrReplaceAll(config.str(), {{old, now}});
+  }
+  // What the daemon says of the session without asking its client.
+  v1::SessionDevice Listed() { return ListedDevice(dir(), "client"); }
+
+  std::shared_ptr<Log> log_ = std::make_shared<Log>();
+  std::unique_ptr<Proxy> proxy_;
+};
+
+TEST_F(ReconnectTest, TheNextDaemonLearnsAllAndItsLimitHolds) {
+  ASSERT_OK(StartDaemon({.config = "record_events: 0 session_limit { bytes: \"200MiB\" }"}));
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectThroughProxy());
+  EXPECT_EQ(client.limit_bytes(), 200_MiB);
+  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(40_MiB));
+  EXPECT_OK(client.Allocate(30_MiB)) << "stays in the cache";
+  ASSERT_TRUE(WaitFor([&] { return Listed().stats().reserved_bytes().all().current() == 70_MiB; }));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  RawHold recording(raw.admin(), Ref("client"), 100);
+  ASSERT_OK(recording.WaitForStart());
+  const auto restart = [&] {
+    daemon_->Kill();
+    ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
+    Reconfigure("200MiB", "100MiB");
+    ASSERT_OK(daemon_->Restart());
+    ASSERT_TRUE(WaitFor([&] { return client.status().ok(); })) << client.status();
+  };
+  ASSERT_NO_FATAL_FAILURE(restart());
+  EXPECT_TRUE(WaitFor([&] { return HasSaid("connected to another daemon as a new session"); }));
+  EXPECT_TRUE(HasSaid("; 1 segment of the old session stays usable until it is freed"))
+      << "what was idle has gone back: " << Said();
+  EXPECT_EQ(client.limit_bytes(), 100_MiB);
+  EXPECT_TRUE(WaitFor([&] { return Listed().stats().reserved_bytes().all().current() == 40_MiB; }));
+  // Once more, and nothing changes: its figures are told all the same, without a call of the client.
+  ASSERT_NO_FATAL_FAILURE(restart());
+  EXPECT_TRUE(WaitFor([&] { return Listed().stats().allocated_bytes().all().current() == 40_MiB; }));
+  EXPECT_TRUE(WaitFor([&] { return Listed().carried_over_bytes() == 40_MiB; }));
+  EXPECT_EQ(Listed().reserved_bytes(), 40_MiB);
+  EXPECT_OK(held.Reset());
+  EXPECT_OK(client.EmptyCache());
+  EXPECT_TRUE(WaitFor([&] { return Listed().reserved_bytes() == 0; }));
+  ASSERT_OK_AND_ASSIGN(held, client.Allocate(100_MiB));
+  EXPECT_STATUS(client.Allocate(2_MiB), absl::StatusCode::kResourceExhausted, "limit 100.00 MiB");
+  ASSERT_OK_AND_ASSIGN(RawClient next, RawClient::Connect(dir()));
+  ASSERT_OK_AND_ASSIGN(const std::vector<v1::GetSnapshotResponse> snapshot, next.GetSnapshot(Ref("client"), 0));
+  for (const v1::GetSnapshotResponse& part : snapshot) EXPECT_EQ(part.events_size(), 0) << "who watched has gone";
+}
+
+TEST_F(ReconnectTest, ADaemonOfOtherDevicesIsNotUsed) {
+  HOST_DEVICE_ONLY();
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectThroughProxy());
+  ASSERT_OK_AND_ASSIGN(const Buffer held, client.Allocate(40_MiB));
+  Fill(held, 4096, 1);
+  daemon_->Kill();
+  Reconfigure("host_devices: 1", "host_devices: 2");
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_TRUE(WaitFor([&] {
+    return HasSaid("the daemon's number of devices changed from 1 to 2: connect again with a new client");
+  })) << Said();
+  EXPECT_TRUE(absl::IsUnavailable(client.status())) << client.status();
+  EXPECT_TRUE(Holds(held, 4096, 1));
+  daemon_->Kill();
+  Reconfigure("host_devices: 2", "host_devices: 1");
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_TRUE(WaitFor([&] { return client.status().ok(); })) << client.status();
+}
+
+// The daemon takes back what a resumed session does not name. A lease that is answered after the link was lost may not
+// be in the list of what the client holds.
+TEST_F(ReconnectTest, ALeaseIsNotUsedWhenItsLinkIsLost) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectThroughProxy());
+  ASSERT_OK_AND_ASSIGN(const Buffer held, client.Allocate(40_MiB));
+  proxy_->Hold(Proxy::Which::kDescriptors);
+  absl::Status late;
+  std::thread leases([&] { late = client.Allocate(30_MiB).status(); });
+  EXPECT_TRUE(WaitFor([&] { return proxy_->held() == 1; })) << "the daemon has answered";
+  proxy_->Hold(Proxy::Which::kGrpc);
+  proxy_->Break(Proxy::Which::kGrpc);
+  EXPECT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
+  proxy_->Release(Proxy::Which::kDescriptors);
+  leases.join();
+  EXPECT_STATUS(late, absl::StatusCode::kUnavailable, "the connection to the daemon broke; try again");
+  proxy_->Release(Proxy::Which::kGrpc);
+  EXPECT_TRUE(WaitFor([&] { return client.status().ok(); })) << client.status();
+  EXPECT_TRUE(WaitFor([&] { return Listed().reserved_bytes() == 40_MiB; })) << "the daemon has it back";
+  EXPECT_EQ(client.GetMemoryStats()->reserved_bytes.all.current, 40_MiB);
+  EXPECT_OK(client.Allocate(30_MiB));
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
