@@ -203,6 +203,8 @@ TEST_F(LeasedTest, AProcessHoldsItselfToAFraction) {
   EXPECT_EQ(oom->room_bytes, 58_MiB);
   EXPECT_STATUS(client.TryLeaseSegment(60_MiB), absl::StatusCode::kResourceExhausted, "memory fraction");
   EXPECT_EQ(client.GetMemoryStats()->num_ooms, 1u);
+  ASSERT_OK_AND_ASSIGN(void* const rest, client.TryLeaseSegment(58_MiB));
+  ASSERT_OK(client.ReturnSegment(rest));
   ASSERT_OK(client.ReturnSegment(whole));
   ASSERT_OK(client.Allocate(60_MiB).status());
   // By the lower of both limits what is free is collected early: 90 MiB are more than half of 128.
