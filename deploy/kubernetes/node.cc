@@ -67,7 +67,13 @@ std::vector<ContainerUnits> ContainersWithUnits(const ::v1::ListPodResourcesResp
   return containers;
 }
 
-// The plugin's claims that may still be used.
+// The daemon does not answer: the next call would wait as long.
+bool IsAway(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
+
+}  // namespace
+
 std::vector<UnitClaim> UnitClaims(const std::vector<v1::Claim>& claims) {
   std::vector<UnitClaim> made;
   for (const v1::Claim& claim : claims) {
@@ -81,13 +87,6 @@ std::vector<UnitClaim> UnitClaims(const std::vector<v1::Claim>& claims) {
   }
   return made;
 }
-
-// The daemon does not answer: the next call would wait as long.
-bool IsAway(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-}
-
-}  // namespace
 
 void Node::Trouble::Note(const absl::Status& status) {
   const std::string text(status.message());

@@ -31,6 +31,9 @@ struct NodeOptions {
   std::string pod_namespace;
 };
 
+// The plugin's claims that may still be used.
+std::vector<UnitClaim> UnitClaims(const std::vector<v1::Claim>& claims);
+
 // For one thread.
 class Node {
  public:
