@@ -10,6 +10,7 @@
 #include "allocator/base/bytes.h"
 #include "allocator/replay/tune.h"
 #include "client/vramctl/plan/bounded.h"
+#include "client/vramctl/plan/layer_tensors.h"
 #include "client/vramctl/plan/serving_memory.h"
 #include "client/vramctl/plan/serving_trace.h"
 #include "client/vramctl/plan/step_trace.h"
@@ -227,6 +228,14 @@ TEST(ServingMemoryTest, OneMoreSequenceDoesNotFit) {
   options.device_bytes = 1_GiB;
   EXPECT_EQ(ServingMemoryOf(shape, options)->most_sequences, 0u);
 
+  // Long prompts at once: one layer's tensors are what counts, here more than one sequence.
+  ServingOptions prompts = *CheckServing(shape, {.seq = 2048, .prefill_tokens = 32768, .device_bytes = 80_GiB});
+  prompts.sequences = *ServingMemoryOf(shape, prompts)->most_sequences;
+  EXPECT_LT(prompts.sequences, most);
+  EXPECT_LE(static_cast<double>(ServingMemoryOf(shape, prompts)->sum_bytes), usable);
+  ++prompts.sequences;
+  EXPECT_GT(static_cast<double>(ServingMemoryOf(shape, prompts)->sum_bytes), usable);
+
   // Short sequences of a small model: the logits are what counts.
   const ModelShape gpt = *ParseModelConfig(models::kGpt2);
   for (const uint64_t seq : {uint64_t{16}, uint64_t{1024}}) {
@@ -236,6 +245,34 @@ TEST(ServingMemoryTest, OneMoreSequenceDoesNotFit) {
     ++many.sequences;
     EXPECT_GT(ServingMemoryOf(gpt, many)->sum_bytes, 72_GiB) << seq;
   }
+}
+
+TEST(ServingMemoryTest, TheWorkspaceIsOneLayersTensorsOrTheLogits) {
+  constexpr uint64_t kLibrary = 8519680;
+  const auto workspace = [](const char* config, const ServingOptions& options) {
+    const ModelShape shape = *ParseModelConfig(config);
+    return ServingMemoryOf(shape, *CheckServing(shape, options))->workspace.bytes;
+  };
+  // LLaMA 7B: hidden 4096, a gated network of 2 x 11008, 32000 tokens. GPT-2: 12 + 2 x 12 heads of 64 are less than
+  // 3072.
+  EXPECT_EQ(workspace(models::kLlama7b, {.prefill_tokens = 512}),
+            kLibrary + uint64_t{512} * (2 * 4096 + 2 * 11008) * 2);
+  EXPECT_EQ(workspace(models::kGpt2, {.prefill_tokens = 512}), kLibrary + uint64_t{512} * (2 * 768 + 3072) * 2);
+  EXPECT_EQ(workspace(models::kLlama7b, {.sequences = 512, .prefill_tokens = 1}), kLibrary + uint64_t{512} * 32000 * 4);
+}
+
+TEST(LayerTensorsTest, TheBackwardPassHasAGradientUntilTheNextIsMade) {
+  // In the order of the forward pass; the backward pass begins at the end.
+  const std::vector<LayerOperation> operations = {{.input_gradient = 3, .is_branch_start = true},
+                                                  {.backward_scratch = {5, 7}, .input_gradient = 11},
+                                                  {.input_gradient = 200, .is_branch_start = true},
+                                                  {.backward_scratch = {100}, .input_gradient = 17}};
+  EXPECT_EQ(BackwardScratch({operations.begin() + 3, operations.end()}, 1000), 1000u + 17 + 100);
+  EXPECT_EQ(BackwardScratch({operations.begin() + 2, operations.end()}, 1000), 1000u + 17 + 200);
+  EXPECT_EQ(BackwardScratch({operations.begin(), operations.begin() + 2}, 1000), 1000u + 5 + 7 + 11);
+  EXPECT_EQ(BackwardScratch({operations[1], {.input_gradient = 13, .is_branch_start = true}}, 1000), 1000u + 5 + 7 + 11)
+      << "what joins the stream at the start of a branch has no place of its own";
+  EXPECT_EQ(BackwardScratch({operations[1], {.input_gradient = 13}}, 1000), 1000u + 13 + 5 + 7 + 11);
 }
 
 TEST(ServingTraceTest, HoldsWhatTheFormulaSays) {
