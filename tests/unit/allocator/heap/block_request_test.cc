@@ -276,6 +276,7 @@ TEST_F(BlockRequestTest, ThrowOnOutOfMemoryEndsItBeforeAnySegmentIsAskedFor) {
   EXPECT_EQ(Stats().num_oom_rejections, 1u);
   EXPECT_EQ(Stats().num_ooms, 0u);
   EXPECT_EQ(Stats().reserved_bytes.all.current, 30_MiB) << "nothing was flushed";
+  EXPECT_EQ(BlockRequest(heap_.get(), 20_MiB, 1).next(), Next::kSegment) << "the fraction itself is allowed";
 }
 
 TEST_F(BlockRequestTest, SizesThatNoDeviceHasAreRefusedAtOnce) {
@@ -321,6 +322,27 @@ TEST_F(BlockRequestTest, IsNotRefusedBeforeWhatOthersGiveBackIsReleased) {
   waits.join();
   EXPECT_EQ(request.next(), Next::kSegment);
   request.Supply(NewSegment());
+}
+
+TEST_F(BlockRequestTest, IsNotRefusedBeforeWhatOthersAskForIsThere) {
+  BlockRequest asks(heap_.get(), 40_MiB);
+  ASSERT_EQ(asks.next(), Next::kSegment);
+  BlockRequest request(heap_.get(), 20_MiB);
+  request.Deny(NoMemory());
+  std::atomic<bool> supplied = false;
+  std::atomic<bool> returned = false;
+  std::atomic<pid_t> thread = 0;
+  std::thread waits([&] {
+    thread = gettid();
+    request.Wait();
+    EXPECT_TRUE(supplied) << "the other may have it back by then";
+    returned = true;
+  });
+  while (!returned && StateOfThread(thread) != 'S') std::this_thread::yield();
+  supplied = true;
+  asks.Supply(NewSegment());
+  waits.join();
+  EXPECT_EQ(request.next(), Next::kSegment);
 }
 
 TEST_F(BlockRequestTest, OneThatWaitsForOthersMemoryDelaysNobody) {
@@ -399,6 +421,22 @@ TEST_F(BlockRequestTest, IdleSegmentsAreTakenInBatchesUpToWhatIsWanted) {
   EXPECT_EQ(taken, 90u);
   EXPECT_GT(calls, 1) << "the owner releases in between";
   EXPECT_EQ(options.wanted_bytes, 0u);
+}
+
+TEST_F(BlockRequestTest, ATrimEndsAlthoughOthersFreeMoreMeanwhile) {
+  Stream stream = 0;
+  const auto free_more = [&](size_t segments) {
+    for (size_t i = 0; i < segments; ++i) Cache(2_MiB + 512, stream++);  // 20 MiB each
+  };
+  free_more(100);
+  TrimOptions options;
+  size_t taken = 0;
+  for (int calls = 0; calls < 10 && options.wanted_bytes > 0; ++calls) {
+    const size_t released = heap_->TakeIdleSegments(&options).segments().size();
+    taken += released;
+    free_more(released);
+  }
+  EXPECT_EQ(taken, 100u) << "as many as were held when it began";
 }
 
 }  // namespace

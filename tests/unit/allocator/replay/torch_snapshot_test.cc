@@ -367,6 +367,21 @@ TEST(TorchTraceTest, ARecordingThatStartsInTheMiddleBeginsWithWhatIsLive) {
                                HasSubstr("the recording began with 3.00 KiB in use (3 blocks) of 2.00 MiB reserved")));
 }
 
+// The fraction is of a device whose size is not in the snapshot.
+TEST(TorchTraceTest, TheSettingsOfTheRecordingAreKnownWithoutTheirFraction) {
+  Pairs pairs = SnapshotOf({Entry("alloc", 4096, 10)}).AsPairs();
+  pairs.emplace_back(PickleValue::String("allocator_settings"),
+                     PickleValue::Dict({{PickleValue::String("PYTORCH_CUDA_ALLOC_CONF"),
+                                         PickleValue::String("max_split_size_mb:64,per_process_memory_fraction:0.5,"
+                                                             "pinned_use_background_threads:True")}}));
+  ASSERT_OK_AND_ASSIGN(const Trace trace, TraceFromTorchSnapshot(PickleValue::Dict(std::move(pairs)), 0));
+  ASSERT_TRUE(trace.recorded_options.has_value());
+  EXPECT_EQ(trace.recorded_options->max_split_bytes, 64_MiB);
+  EXPECT_EQ(trace.recorded_options->per_process_memory_fraction, 1.0);
+  EXPECT_EQ(trace.left_out.per_process_memory_fraction, 0.5);
+  EXPECT_THAT(trace.left_out.ignored, HasSubstr("pinned_use_background_threads"));
+}
+
 TEST(TorchTraceTest, WhatCannotBeRewoundIsRefused) {
   const Items segments = {
       SegmentEntry(0, 2_MiB, {BlockEntry("active_allocated", 1024), BlockEntry("inactive", 2_MiB - 1024)})};
@@ -379,6 +394,9 @@ TEST(TorchTraceTest, WhatCannotBeRewoundIsRefused) {
   const std::string gap = ": the entries are not of one recording without a gap";
   refused({Entry("alloc", 0, 10), Entry("alloc", 4096, 1)},
           "device_traces[0][1]: allocates the block at address 4096, which is not in use after it" + gap);
+  refused({Entry("alloc", 0, 1024)},
+          "device_traces[0][0]: allocates the block at address 0, which is freed already after it" + gap,
+          {SegmentEntry(0, 2_MiB, {BlockEntry("active_pending_free", 1024), BlockEntry("inactive", 2_MiB - 1024)})});
   refused({Entry("free_requested", 0, 1024)},
           "device_traces[0][0]: frees the block at address 0, which does not wait to be free after it" + gap);
   refused({Entry("free_completed", 0, 1024)}, "device_traces[0][0]: frees a block of 1024 bytes at address 0, where");
@@ -402,6 +420,8 @@ TEST(TorchTraceTest, WhatCannotBeRewoundIsRefused) {
                 "device_traces[0]: records no events to replay; run `vramctl record SESSION 100000`");
   refused({Entry("alloc", 0, 1024)}, "segments[0].blocks: end at 512 of 2097152 bytes",
           {SegmentEntry(0, 2_MiB, {BlockEntry("inactive", 512)})});
+  refused({Entry("alloc", 0, 1024)}, "segments[0].blocks[1]: ends past the segment's 2097152 bytes",
+          {SegmentEntry(0, 2_MiB, {BlockEntry("active_allocated", 1024), BlockEntry("inactive", 2_MiB - 1023)})});
   refused({Entry("alloc", 0, 1024)}, "segments: the segment of 2097152 bytes at address 1048576 overlaps",
           {SegmentEntry(0, 2_MiB, {BlockEntry("inactive", 2_MiB)}),
            SegmentEntry(1_MiB, 2_MiB, {BlockEntry("inactive", 2_MiB)})});
