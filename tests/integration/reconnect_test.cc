@@ -113,7 +113,7 @@ TEST_F(ReconnectTest, ADaemonOfOtherDevicesIsNotUsed) {
   HOST_DEVICE_ONLY();
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(Client client, ConnectThroughProxy());
-  ASSERT_OK_AND_ASSIGN(const Buffer held, client.Allocate(40_MiB));
+  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(40_MiB));
   Fill(held, 4096, 1);
   daemon_->Kill();
   Reconfigure("host_devices: 1", "host_devices: 2");

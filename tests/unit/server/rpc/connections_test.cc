@@ -32,7 +32,7 @@ using testing_support::kHttp2Preface;
 using testing_support::MakeTempDir;
 using testing_support::WaitFor;
 
-constexpr ClaimId kClaim{7};
+constexpr ClaimId kClaimOfListener{7};
 
 bool IsOpen(int descriptor) {
   return fcntl(descriptor, F_GETFD) >= 0;
@@ -97,7 +97,7 @@ class ConnectionsTest : public testing::Test {
       changed_.NotifyAll();
       return false;
     };
-    ASSERT_TRUE(connections_.Listen(claims_, {.id = kClaim, .counts_in_claim = counts_in_claim}).ok());
+    ASSERT_TRUE(connections_.Listen(claims_, {.id = kClaimOfListener, .counts_in_claim = counts_in_claim}).ok());
   }
   void TearDown() override {
     connections_.StopAccepting();
@@ -126,7 +126,7 @@ class ConnectionsTest : public testing::Test {
   }
 
   const std::string dir_ = MakeTempDir();
-  CallRates rates_;
+  CallRates rates_{1000};
   ProcessWatch processes_;
   Connections connections_{&rates_, &processes_};
   WhoService service_{&connections_};
@@ -143,7 +143,7 @@ TEST_F(ConnectionsTest, EachCallIsOfItsConnection) {
   const std::unique_ptr<v1::Broker::Stub> claims = Stub(ClaimsPath());
   for (int round = 0; round < 3; ++round) {
     EXPECT_EQ(Call(*own).value_or(99), 0U);
-    EXPECT_EQ(Call(*claims).value_or(99), Raw(kClaim));
+    EXPECT_EQ(Call(*claims).value_or(99), Raw(kClaimOfListener));
   }
 }
 
