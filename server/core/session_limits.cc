@@ -198,7 +198,7 @@ void SessionLimits::KeepGuarantee(const SessionPtr& session, const std::optional
 
 void SessionLimits::KeepGuaranteeNow(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done) {
   if (const std::optional<Limit> set = settings_.Get(session->id()).guarantee; set.has_value()) {
-    return GiveGuarantee(session, *set, /*takes_less=*/false, [this, session, done](const absl::Status& given) {
+    return GiveGuarantee(session, *set, /*takes_less=*/false, [this, session, wished, done](const absl::Status& given) {
       if (given.ok() || absl::IsAborted(given)) return done(given);
       settings_.Change(session->id(), [](SessionSettings& of) { of.guarantee = std::nullopt; });
       LogClientEvent(spdlog::level::warn,
@@ -206,7 +206,7 @@ void SessionLimits::KeepGuaranteeNow(const SessionPtr& session, const std::optio
                                  "started, and it cannot be given any more",
                                  session->id(), session->name())
                          .Add("why", given.message()));
-      done(absl::OkStatus());
+      KeepGuaranteeNow(session, wished, done);  // as if no operator had set it
     });
   }
   const Limit& allowed = session->terms().guarantee;

@@ -50,7 +50,7 @@ class SessionLimits {
   void UpdateLimit(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
   // Gives a new session the guarantee that it asks for, or (none) all that the policy allows. PermissionDenied above
   // that; errors as SetGuarantee(), after which the session is to be closed. Where an operator had set another one
-  // before the daemon was started, it gets that, or none when that cannot be given any more.
+  // before the daemon was started, it gets that, or as if none had been set when that cannot be given any more.
   void KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
   // InvalidArgument outside of [-kMaxPriority, kMaxPriority]. What is not an operator's word is not kept.
   absl::Status SetPriority(const SessionPtr& session, int64_t priority, bool is_operators = false)

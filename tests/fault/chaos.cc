@@ -226,8 +226,10 @@ class Chaos {
     v1::SetGuaranteeResponse response;
     const absl::Status status =
         testing_support::RawClient::Call(setup_.admin().admin(), &v1::Admin::Stub::SetGuarantee, request, &response);
-    // Others hold too much of it, or the client has gone.
-    if (absl::IsResourceExhausted(status) || absl::IsNotFound(status)) return absl::OkStatus();
+    // Others hold too much of it, or the client has gone, or is about to.
+    if (absl::IsResourceExhausted(status) || absl::IsNotFound(status) || absl::IsAborted(status)) {
+      return absl::OkStatus();
+    }
     --guarantees_kept_;
     ++guarantees_changed_;
     return status;

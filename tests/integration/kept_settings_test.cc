@@ -24,7 +24,11 @@ namespace {
 
 class KeptSettingsTest : public VramctlDaemonTest {
  protected:
-  void SetUp() override { ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = "session_limit { fraction: 0.5 }"})); }
+  void SetUp() override {
+    ASSERT_OK(StartDaemon({.capacity = "256MiB",
+                           .config = "session_limit { fraction: 0.5 } "
+                                     "rules { session_name: 'guaranteed' guarantee { bytes: '20MiB' } }"}));
+  }
 
   void Change(const Arguments& arguments) {
     const RunResult result = Ctl(arguments);
@@ -136,20 +140,20 @@ TEST_F(KeptSettingsTest, SessionsOfOneProcessAndNameAreToldApart) {
 }
 
 TEST_F(KeptSettingsTest, AGuaranteeThatCannotBeGivenAnyMoreIsLeftOut) {
-  ASSERT_OK_AND_ASSIGN(ClientProcess trainer, ConnectProcess("trainer"));
-  Change({"guarantee", "trainer", "100MiB"});
-  Change({"priority", "trainer", "3"});
-  trainer.process().Signal(SIGSTOP);
+  ASSERT_OK_AND_ASSIGN(ClientProcess guaranteed, ConnectProcess("guaranteed"));
+  Change({"guarantee", "guaranteed", "100MiB"});
+  Change({"priority", "guaranteed", "3"});
+  guaranteed.process().Signal(SIGSTOP);
   ASSERT_NO_FATAL_FAILURE(KillAndRestart());
   ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
   Change({"limit", "other", "1.0"});
   Change({"guarantee", "other", "200MiB"});
-  trainer.process().Signal(SIGCONT);
-  ASSERT_TRUE(IsBack("trainer"));
+  guaranteed.process().Signal(SIGCONT);
+  ASSERT_TRUE(IsBack("guaranteed"));
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "guarantee left out"); })) << daemon_->log();
-  EXPECT_EQ(Session("trainer").devices(0).guarantee_bytes(), 0u);
-  EXPECT_EQ(Session("trainer").priority(), 3);
-  EXPECT_OK(trainer.Call("alloc 1000"));
+  EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 20_MiB) << "of its rule";
+  EXPECT_EQ(Session("guaranteed").priority(), 3);
+  EXPECT_OK(guaranteed.Call("alloc 1000"));
 }
 
 TEST_F(KeptSettingsTest, ASessionInAClaimHasItsOwn) {

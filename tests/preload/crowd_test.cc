@@ -105,7 +105,7 @@ uint64_t Operations() {
 // growth.h say: they may still be undone.
 TEST_P(PreloadCrowd, MemoryOfAllKindsOfTwoDevicesNeverPassesTheLimit) {
   constexpr uint64_t kLooks = 5;
-  const uint64_t units = GetParam() == 2 ? 10 : 24;  // so that two threads reach it
+  constexpr uint64_t units = 10;  // so that two threads reach it
   PlayedDaemon daemon(std::vector<std::string>{kPackingUuid, kSecondPackingUuid}, units * kPackingUnit);
   Program program = Run("dlsym", {{"LD_LIBRARY_PATH", FolderOf(paths::kPreloadPackingDriver)},
                                   {"VRAMBROKER_SOCKET_DIR", daemon.socket_dir()}});

@@ -164,10 +164,10 @@ async function sorting(browser, daemon, clients) {
   await page.close();
 }
 
-const historyOf = (page, id) => page.tab.evaluate(async (session) => {
+const historyOf = (page, run, id) => page.tab.evaluate(async ([ofDaemon, session]) => {
   const {historyOf: of, remembered} = await import('/history.js');
-  return {...of(session, 0), all: remembered()};
-}, id);
+  return {...of(ofDaemon, session, 0), all: remembered()};
+}, [run, id]);
 
 // A session's history is there when its view is opened: from when the page was opened on, also while nobody looked.
 async function history(browser, daemon) {
@@ -175,7 +175,8 @@ async function history(browser, daemon) {
   const {tab} = page;
   await waitFor('the sessions', async () => (await page.rows()).length === MANY);
   const {id} = (await daemon.vramctlJson('sessions')).sessions.at(-1);
-  await waitFor('a history that nobody looks at', async () => (await historyOf(page, id)).time_ms.length >= 4);
+  const {run_id: run} = await daemon.json('/api/v1/state');
+  await waitFor('a history that nobody looks at', async () => (await historyOf(page, run, id)).time_ms.length >= 4);
   await tab.evaluate((session) => document.querySelector(`#sessions tr[data-session="${session}"] a`).click(), id);
   await waitFor('its view', async () => await tab.locator('#session-title').isVisible());
   assert.ok(Number(await tab.locator('.chart').getAttribute('data-samples')) >= 4);
@@ -186,7 +187,7 @@ async function history(browser, daemon) {
     document.dispatchEvent(new Event('visibilitychange'));
   }, hidden);
   const looks = async () => {  // when it had an answer
-    const {time_ms: times, unseen_ms: unseen} = await historyOf(page, id);
+    const {time_ms: times, unseen_ms: unseen} = await historyOf(page, run, id);
     return times.filter((_, i) => unseen[i] === null);
   };
   const next = async (what) => {
@@ -206,7 +207,7 @@ async function history(browser, daemon) {
   await waitFor('one that is seen again', async () => (await looks()).length > hidden.length);
   // It asks seldom while nobody looks, which leaves no gaps. A machine that is too busy even for that leaves longer ones.
   const again = (await looks())[hidden.length];
-  const {time_ms: times, unseen_ms: unseen} = await historyOf(page, id);
+  const {time_ms: times, unseen_ms: unseen} = await historyOf(page, run, id);
   const gaps = unseen.filter((ms, i) => ms !== null && times[i] > before.at(-1) && times[i] < again);
   assert.ok(gaps.every((ms) => ms > UNSEEN_GAP_MS), `gaps of ${gaps.join(', ')} ms while nobody looked`);
   await page.close();
@@ -223,17 +224,18 @@ async function longHistory(browser, daemon) {
     const {tab} = page;
     await waitFor('the sessions', async () => (await page.rows()).length === MANY);
     const {id} = (await daemon.vramctlJson('sessions')).sessions.at(-1);
-    await tab.evaluate(async () => {
+    const run = await tab.evaluate(async () => {
       const {remember} = await import('/history.js');
-      const {sessions} = await (await fetch('/api/v1/sessions')).json();
+      const {run_id: ofDaemon, sessions} = await (await fetch('/api/v1/sessions')).json();
       const now = Date.now();
-      for (let ago = 30 * 3600; ago > 0; ago -= 60) remember(sessions, Infinity, now - 1000 * ago);
+      for (let ago = 30 * 3600; ago > 0; ago -= 60) remember(ofDaemon, sessions, Infinity, now - 1000 * ago);
+      return ofDaemon;
     });
     await tab.evaluate((session) => document.querySelector(`#sessions tr[data-session="${session}"] a`).click(), id);
     await waitFor('its view', async () => await tab.locator('#session-title').isVisible());
     const labels = await expectWholeLabels(page, '#timeline', where);
     assert.ok(labels.some((text) => /^\d{1,2} [A-Z]/.test(text)), `${where}: ${labels}`);
-    const {all, time_ms: times} = await historyOf(page, id);
+    const {all, time_ms: times} = await historyOf(page, run, id);
     assert.ok(times.length >= 200 && times.length <= 450 && all <= 100_000, `${where}: ${times.length} of ${all} samples`);
     await expectFullCards(page, where);
     await page.picture(`history-${viewport.width}`);
