@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/cuda_substitute/driver.h"
 #include "tests/cuda_substitute/substitute.h"
 #include "tests/support/test_device.h"
 #include "tests/support/vramctl_test.h"

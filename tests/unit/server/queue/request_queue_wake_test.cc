@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "allocator/base/bytes.h"
+#include "server/pool/segment_refusal.h"
 #include "server/queue/request_queue.h"
 #include "tests/support/fake_device.h"
 
