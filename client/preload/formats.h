@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What an element of an array takes, by the format in its descriptor.
+ * Sizes of array elements, by the format in the descriptor.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_FORMATS_H_
 #define VRAMBROKER_CLIENT_PRELOAD_FORMATS_H_

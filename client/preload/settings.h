@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the environment says.
+ * Settings, as the environment has them.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_SETTINGS_H_
 #define VRAMBROKER_CLIENT_PRELOAD_SETTINGS_H_

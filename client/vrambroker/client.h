@@ -336,7 +336,7 @@ class Client {
   // INVALID_ARGUMENT when `pointer` is not from Malloc() of this client, or was freed: then nothing happens. (That is
   // for finding mistakes: while the segment of a freed block is being given back it cannot be told.)
   absl::Status Free(void* pointer);
-  // The same for memory that `stream` used last: as RecordStream() and Free(). kRemote: waits for what was queued on
+  // Frees memory that `stream` used last, as RecordStream() and Free() do. kRemote: waits for what was queued on
   // `stream` until then. FAILED_PRECONDITION when it cannot, as while a CUDA graph is captured on `stream`: then
   // nothing happens.
   absl::Status Free(void* pointer, uint64_t stream);

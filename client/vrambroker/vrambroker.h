@@ -239,7 +239,7 @@ VRAMBROKER_API int vrambroker_malloc_until(vrambroker_client* client, uint64_t b
 /* INVALID_ARGUMENT when `pointer` is not from vrambroker_malloc() of this client, or was freed: then nothing happens.
  * NULL: nothing to do. Work on the block's own stream may still be under way. */
 VRAMBROKER_API int vrambroker_free(vrambroker_client* client, void* pointer);
-/* The same for memory that `stream` used last, too: as vrambroker_record_stream() and vrambroker_free(). REMOTE: waits
+/* Frees memory that `stream` used last, as vrambroker_record_stream() and vrambroker_free() do. REMOTE: waits
  * for what was queued on `stream` until then. FAILED_PRECONDITION when it cannot, as while a CUDA graph is captured on
  * `stream`: then nothing happens. */
 VRAMBROKER_API int vrambroker_free_stream(vrambroker_client* client, void* pointer, void* stream);

@@ -87,7 +87,7 @@ class Accounts {
   absl::Status SetLimit(Account& account, uint64_t bytes);
   absl::Status SetGuarantee(Account& account, uint64_t bytes);
 
-  // What all accounts of a claim may have together, and what their guarantees may come to. Less than they have takes
+  // Bounds what all accounts of a claim have together, and what their guarantees come to. Less than they have takes
   // nothing away. Less than they are guaranteed: see Ledger.
   void SetClaimLimit(ClaimId claim, uint64_t bytes);
   // Bounds what the guarantees of the claim's accounts come to, until the next SetClaimLimit(). InvalidArgument below

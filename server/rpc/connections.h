@@ -54,8 +54,9 @@ class Connections {
   // shut down.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Who makes the call: the relay has put its connection's token into the call's headers. gRPC itself names a peer by a
-  // descriptor number, which another connection gets once gRPC has closed this one, while calls of this one still run.
+  // Names the caller by the token of its connection, which the relay has put into the call's headers. gRPC itself names
+  // a peer by a descriptor number, which another connection gets once gRPC has closed this one, while calls of this one
+  // still run.
   // Unauthenticated when the connection is already gone, or the process that made it: a child that inherited the
   // connection must not speak for the process that gets its parent's pid next. ResourceExhausted when its
   // user calls too often; every handler asks once, and one whose work is that of several calls says of how many.

@@ -35,7 +35,7 @@ ArrayState* FindArray(const void* array, bool mipmapped) {
   return it == Arrays().end() || it->second->mipmapped != mipmapped ? nullptr : it->second.get();
 }
 
-// Of an element; 0 for a format that the substitute does not know.
+// Returns the size of an element; 0 for a format that the substitute does not know.
 uint64_t ElementBits(CUarray_format format, unsigned int channels) {
   switch (static_cast<int>(format)) {
     case CU_AD_FORMAT_UNSIGNED_INT8:

@@ -64,7 +64,7 @@ class ReconnectTest : public DaemonTest {
     config << std::ifstream(daemon_->config_path()).rdbuf();
     std::ofstream(daemon_->config_path()) << absl::StrReplaceAll(config.str(), {{old, now}});
   }
-  // What the daemon says of the session without asking its client.
+  // Asks the daemon for the session, and not its client.
   v1::SessionDevice Listed() { return ListedDevice(dir(), "client"); }
 
   std::shared_ptr<Log> log_ = std::make_shared<Log>();

@@ -10,7 +10,7 @@ import re
 import sys
 
 ANSWERS = ("hooked", "not needed", "not possible")
-# What a function is called that may change how much memory there is.
+# Names of functions that may change how much memory there is.
 SAYS_MEMORY = re.compile(
     r"Alloc|Free|Create|Destroy|Map|Pool|Import|Export|Open|Close|Release|Retain|Reset|Load|Register|Attach|Detach|Trim|Launch"
     r"|Instantiate|Upload|SetLimit|AddNode|AddMem|Advise|Prefetch|Link|Peer|Reserve|Clone|Restore")

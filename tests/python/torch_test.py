@@ -153,7 +153,7 @@ class TorchTest(support.DaemonTest):
             lib.vrambroker_torch_free(part, 40 * MiB, 0, None)
             lib.vrambroker_torch_free(lib.vrambroker_torch_malloc(34 * MiB, 0, None), 34 * MiB, 0, None)
             assert why_of(34, 20 / 8192) is None, "it was served in the end"
-            # Of two threads that ask for as much, each has its own.
+            # Two threads that ask for as much have a refusal each.
             held = torch.native.alloc(40 * MiB)
             errors, both = [], threading.Barrier(2)
             def ask():

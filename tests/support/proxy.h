@@ -48,7 +48,7 @@ class Proxy {
   int held() const { return held_; }
   // How many calls came over the descriptor socket.
   int segment_calls() const { return segment_calls_; }
-  // What the daemon sends is held back, until Release(); also over later connections.
+  // Holds back all that the daemon sends, until Release(); also over later connections.
   void Hold(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_) { SetHeld(true, which); }
   void Release(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_) { SetHeld(false, which); }
 

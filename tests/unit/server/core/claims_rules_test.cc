@@ -42,7 +42,7 @@ class RuleClaimsTest : public ClaimsTest {
     return PolicyOf({.rules = {rule}});
   }
 
-  // What is logged meanwhile.
+  // Catches the lines that are logged meanwhile.
   static std::string LogOf(const std::function<void()>& run) {
     std::ostringstream log;
     const std::shared_ptr<spdlog::logger> before = spdlog::default_logger();

@@ -21,7 +21,7 @@ using testing_support::MakeTempDir;
 
 constexpr ClaimId kClaimOfListener{7};
 
-// Answers a call with the claim of its caller.
+// Answers a call with the claim of its caller, and the token that it came with.
 class WhoService : public v1::Broker::CallbackService {
  public:
   explicit WhoService(const Connections* connections) : connections_(*connections) {}
@@ -30,7 +30,12 @@ class WhoService : public v1::Broker::CallbackService {
                                        v1::GetDevicesResponse* response) override {
     grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
     const absl::StatusOr<Caller> caller = connections_.Peer(*context);
-    if (caller.ok()) response->add_devices()->set_ordinal(Raw(caller->claim.value_or(ClaimId{0})));
+    if (caller.ok()) {
+      v1::Device& answer = *response->add_devices();
+      answer.set_ordinal(Raw(caller->claim.value_or(ClaimId{0})));
+      const grpc::string_ref token = context->client_metadata().find("vrambroker-connection")->second;
+      answer.set_name(std::string(token.data(), token.size()));
+    }
     reactor->Finish(grpc::Status(static_cast<grpc::StatusCode>(caller.status().code()), ""));
     return reactor;
   }
@@ -63,14 +68,13 @@ class ConnectionsTest : public testing::Test {
   static std::unique_ptr<v1::Broker::Stub> Stub(const std::string& path) {
     return v1::Broker::NewStub(grpc::CreateChannel(absl::StrCat("unix:", path), grpc::InsecureChannelCredentials()));
   }
-  // The claim, or 0, that the daemon sees.
-  static absl::StatusOr<uint64_t> Call(v1::Broker::Stub& stub, const std::optional<std::string>& token = {}) {
+  static absl::StatusOr<v1::Device> Call(v1::Broker::Stub& stub, const std::optional<std::string>& token = {}) {
     grpc::ClientContext context;
     if (token.has_value()) context.AddMetadata("vrambroker-connection", *token);
     v1::GetDevicesResponse response;
     const grpc::Status status = stub.GetDevices(&context, {}, &response);
     if (!status.ok()) return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-    return response.devices(0).ordinal();
+    return response.devices(0);
   }
 
   const std::string dir_ = MakeTempDir();
@@ -87,8 +91,11 @@ TEST_F(ConnectionsTest, EachCallIsOfItsConnection) {
   const std::unique_ptr<v1::Broker::Stub> own = Stub(OwnPath());
   const std::unique_ptr<v1::Broker::Stub> claims = Stub(ClaimsPath());
   for (int round = 0; round < 3; ++round) {
-    EXPECT_EQ(Call(*own).value_or(99), 0U);
-    EXPECT_EQ(Call(*claims).value_or(99), Raw(kClaimOfListener));
+    const absl::StatusOr<v1::Device> of_own = Call(*own);
+    const absl::StatusOr<v1::Device> of_claims = Call(*claims);
+    ASSERT_TRUE(of_own.ok() && of_claims.ok()) << of_own.status() << of_claims.status();
+    EXPECT_EQ(of_own->ordinal(), 0U);
+    EXPECT_EQ(of_claims->ordinal(), Raw(kClaimOfListener));
   }
 }
 
@@ -97,6 +104,14 @@ TEST_F(ConnectionsTest, ATokenOfTheClientsOwnIsNobodys) {
   EXPECT_TRUE(absl::IsUnauthenticated(Call(*stub, std::string(32, '0')).status()));
   EXPECT_TRUE(absl::IsUnauthenticated(Call(*stub, "").status()));
   EXPECT_TRUE(Call(*stub).ok());
+}
+
+TEST_F(ConnectionsTest, ATokenOfAnotherConnectionIsOfNoUse) {
+  const std::unique_ptr<v1::Broker::Stub> own = Stub(OwnPath());
+  const std::unique_ptr<v1::Broker::Stub> claims = Stub(ClaimsPath());
+  const absl::StatusOr<v1::Device> of_claims = Call(*claims);
+  ASSERT_TRUE(of_claims.ok()) << of_claims.status();
+  EXPECT_TRUE(absl::IsUnauthenticated(Call(*own, of_claims->name()).status()));
 }
 
 }  // namespace
