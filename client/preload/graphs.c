@@ -119,28 +119,30 @@ static uint64_t leave(struct growth* growth, uint64_t entered) {
   return refused;
 }
 
-static void undone(uint64_t devices, int trims) {
-  const struct driver* driver = real_driver();
-  for (uint64_t left = devices; left != 0;) {
-    const cu_device device = take_first(&left);
-    if (trims && driver->cuDeviceGraphMemTrim != NULL) driver->cuDeviceGraphMemTrim(device);
-    growth_undone(&reserves[device]);
-  }
+static void undone(uint64_t refused) {
+  for (uint64_t left = refused; left != 0;) growth_undone(&reserves[take_first(&left)]);
 }
 
 /* --- making graphs that can run --- */
 
-/* A graph was made, or not. Returns whether its memory may not be had; then it is destroyed. */
-static int made(struct growth* growth, uint64_t entered, int error, cu_exec* exec) {
+static void destroy(cu_exec* exec, uint64_t devices) {
   const struct driver* driver = real_driver();
-  const uint64_t refused = leave(growth, entered);
-  const int is_made = error == CU_OK;
-  if (refused != 0 && is_made) {
-    if (driver->cuGraphExecDestroy != NULL) driver->cuGraphExecDestroy(*exec);
-    *exec = NULL;
+  if (driver->cuGraphExecDestroy != NULL) driver->cuGraphExecDestroy(*exec);
+  *exec = NULL;
+  for (uint64_t left = devices; left != 0 && driver->cuDeviceGraphMemTrim != NULL;) {
+    driver->cuDeviceGraphMemTrim(take_first(&left));
   }
-  undone(refused, is_made);
-  return refused != 0 && is_made;
+}
+
+/* A graph was made, or not. Returns whether its memory may not be had; then it is destroyed. What is refused may be
+ * another device's memory, of other threads. */
+static int made(struct growth* growth, uint64_t entered, int error, cu_exec* exec) {
+  const uint64_t refused = leave(growth, entered);
+  const int is_destroyed = refused != 0 && error == CU_OK;
+  if (is_destroyed) destroy(exec, entered);
+  undone(refused);
+  if (is_destroyed) graphs_read();
+  return is_destroyed;
 }
 
 #define INSTANTIATE(call)                                                                           \
@@ -197,7 +199,7 @@ static int launch(int (*real)(cu_exec, cu_stream), cu_exec exec, cu_stream strea
   const uint64_t entered = enter(&growth);
   const int error = real(exec, stream);
   const uint64_t refused = leave(&growth, entered);
-  undone(refused, 0);
+  undone(refused);
   if (refused != 0 && ledger_take(growth.reserve->account, 0, AT_ONCE, &waited, why) != 0) {
     snprintf(line, sizeof line,
              "a graph that runs took %.1f MiB that are not granted, and nothing more is until they are: %s",

@@ -77,6 +77,21 @@ TEST_F(PreloadTest, MemoryThatIsFreedWhileTheDaemonIsAskedComesBack) {
   EXPECT_LE(daemon.charged(1), kPackingUnit) << "a unit of slack is kept";
 }
 
+// The graph is the second device's. What is refused is memory that graphs of the first one have taken meanwhile.
+TEST_F(PreloadTest, AGraphThatIsRefusedForAnotherDeviceLeavesNothing) {
+  PlayedDaemon daemon(std::vector<std::string>{kPackingUuid, kSecondPackingUuid}, 16 * kMiB);
+  Program program = Run("dlsym", {{"LD_LIBRARY_PATH", FolderOf(paths::kPreloadPackingDriver)},
+                                  {"VRAMBROKER_SOCKET_DIR", daemon.socket_dir()}});
+  ASSERT_EQ(program.Ask("make_graph 4M 0"), "0");
+  ASSERT_EQ(program.Ask("alloc plain 12M"), "0");
+  ASSERT_EQ(daemon.charged(0), 16 * kMiB);
+  ASSERT_EQ(program.Ask("reserve_for_graphs 0 1"), "0");
+  EXPECT_EQ(program.Ask("make_graph 4M 1"), "2");
+  EXPECT_EQ(program.Ask("taken 1"), "0 0");
+  EXPECT_LE(daemon.charged(1), kPackingUnit) << "a unit of slack is kept";
+  EXPECT_EQ(program.Ask("make_graph 4M 1"), "0") << "the first device's was given back with it";
+}
+
 // As another thread would get it before the first one knows that it is free.
 TEST_F(PreloadTest, WhatIsUsedAgainAtOnceIsCounted) {
   for (const std::string how : {"unmap_and_reuse", "destroy_and_reuse"}) {

@@ -471,6 +471,15 @@ PUBLIC int cuDeviceGetGraphMemAttribute(int device, int attribute, uint64_t* val
   return OK;
 }
 
+/* For the program: graphs of the device have reserved more, in a call that nobody saw. */
+PUBLIC int packing_reserve_for_graphs(int device, int units) {
+  packing_lock();
+  const int error = packing_take(device, units);
+  if (error == OK) graph_units[device] += (unsigned long long)units;
+  packing_unlock();
+  return error;
+}
+
 PUBLIC int cuDeviceGraphMemTrim(int device) {
   packing_lock();
   packing_take(device, -(long long)(graph_units[device] - graphs_use[device]));

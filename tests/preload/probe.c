@@ -384,6 +384,9 @@ static void command(char* line) {
     } else if (strcmp(word, "taken") == 0) { /* likewise, of a device */
       int (*taken)(int) = dlsym(driver_library, "packing_taken");
       printf("0 %d\n", taken(atoi(first)));
+    } else if (strcmp(word, "reserve_for_graphs") == 0) {
+      int (*reserve)(int, int) = dlsym(driver_library, "packing_reserve_for_graphs");
+      printf("%d\n", reserve(atoi(first), atoi(second)));
     } else if (strcmp(word, "cancel") == 0) {
       cancel(size_of(first));
     } else if (strcmp(word, "errno") == 0) {
