@@ -70,6 +70,7 @@ constexpr size_t kGrpcMemoryBytes = 1 << 30;  // gRPC slows its connections down
 constexpr int kMaxSyncThreads = 16;
 constexpr int kMaxCallsPerConnection = 256;
 constexpr std::chrono::milliseconds kTick(200);
+constexpr std::chrono::seconds kLastCalls(1);  // how long those that run when the daemon stops may take to end
 constexpr std::chrono::seconds kBetweenDescriptorErrors(10);
 constexpr std::chrono::seconds kHealthPeriod(2);
 constexpr std::chrono::seconds kReconciliationPeriod(5);
@@ -652,8 +653,9 @@ void Daemon::Stop() {
   ForgetFreeBytes();
   broker_.claims().StopRemoving();  // sessions that end now come back to the next daemon
   broker_.CloseAll("the daemon stops");
-  // By the clock that nobody sets.
-  server_->Shutdown(gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(500, GPR_TIMESPAN)));
+  // Without a deadline for gRPC, which waits by the clock that people set.
+  connections_.CutOffAfter(kLastCalls);
+  server_->Shutdown();
   http_.reset();  // its pages still ask clients, by the workers
   connections_.Stop();
   workers_.reset();  // their last answers still need the server

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <functional>
 #include <iterator>
 #include <utility>
 
@@ -106,17 +107,24 @@ Connections::~Connections() {
 
 absl::Status Connections::Serve(const ClientSocket& listener, grpc::Server* server, const DescriptorBudget& budget) {
   budget_ = budget;
-  UniqueFd retry(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  if (!retry.valid()) return DescriptorError(errno, "timerfd_create");
-  retry_ = retry.get();
-  if (absl::Status status = loop_.Watch(std::move(retry), EPOLLIN, [this] { OpenWaiting(); }); !status.ok()) {
-    return status;
-  }
+  const auto watch_timer = [this](int& timer, std::function<void()> due) -> absl::Status {
+    UniqueFd made(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+    if (!made.valid()) return DescriptorError(errno, "timerfd_create");
+    timer = made.get();
+    return loop_.Watch(std::move(made), EPOLLIN, [timer = timer, due = std::move(due)] {
+      uint64_t expirations = 0;
+      (void)!read(timer, &expirations, sizeof expirations);
+      due();
+    });
+  };
+  absl::Status status = watch_timer(retry_, [this] { OpenWaiting(); });
+  if (status.ok()) status = watch_timer(cut_off_, [this] { CutOff(); });
+  if (!status.ok()) return status;
   {
     MutexLock lock(server_mu_);
     server_ = server;
   }
-  if (absl::Status status = Listen(listener, {}); !status.ok()) return status;
+  if (status = Listen(listener, {}); !status.ok()) return status;
   thread_ = std::thread([this] { loop_.Run(kNoTicks, [] {}); });
   return absl::OkStatus();
 }
@@ -124,6 +132,18 @@ absl::Status Connections::Serve(const ClientSocket& listener, grpc::Server* serv
 void Connections::StopAccepting() {
   MutexLock lock(server_mu_);
   server_ = nullptr;
+}
+
+void Connections::CutOffAfter(std::chrono::milliseconds time) const {
+  if (cut_off_ < 0) return;  // it serves nobody
+  itimerspec due = {};
+  due.it_value.tv_sec = time.count() / 1000;
+  due.it_value.tv_nsec = time.count() % 1000 * 1'000'000;
+  timerfd_settime(cut_off_, 0, &due, nullptr);
+}
+
+void Connections::CutOff() {
+  while (!connections_.empty()) Forget(*connections_.begin()->second, absl::CancelledError("the daemon stops"));
 }
 
 void Connections::Stop() {
@@ -212,8 +232,6 @@ absl::StatusOr<UniqueFd> Connections::OpenServer(Connection& connection) {
 }
 
 void Connections::OpenWaiting() {
-  uint64_t expirations = 0;
-  (void)!read(retry_, &expirations, sizeof expirations);
   for (const uint64_t id : std::exchange(waiting_, {})) {
     if (const auto it = connections_.find(id); it != connections_.end()) it->second->relay().Open();
   }

@@ -13,6 +13,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -50,6 +51,8 @@ class Connections {
   void Unlisten(const ClientSocket& listener) { loop_.Unwatch(listener.get()); }
   // Accepts no more, and gRPC gets no more: it may be shut down.
   void StopAccepting() ABSL_LOCKS_EXCLUDED(server_mu_);
+  // Ends all connections after `time`, also those of clients that do not read. Once, after StopAccepting().
+  void CutOffAfter(std::chrono::milliseconds time) const;
   // Returns when clients have what gRPC wrote before it closed its connections, or do not read it. REQUIRES: gRPC was
   // shut down.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
@@ -75,6 +78,7 @@ class Connections {
   // gRPC's end of the connection. Unavailable when its user connects too often: later.
   absl::StatusOr<UniqueFd> OpenServer(Connection& connection) ABSL_LOCKS_EXCLUDED(mu_, server_mu_);
   void OpenWaiting();
+  void CutOff();
   void Forget(Connection& connection, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Says why, once in a while.
   void LogRefusal(spdlog::level::level_enum level, const Caller& caller, absl::string_view why);
@@ -94,6 +98,7 @@ class Connections {
   absl::flat_hash_map<UserKey, size_t> of_user_;
   std::vector<uint64_t> waiting_;  // to be handed over, in this order
   int retry_ = -1;                 // a timer: when to look at those
+  int cut_off_ = -1;               // a timer
 
   Mutex server_mu_ ABSL_ACQUIRED_AFTER(lock_level::kServer)
       ABSL_ACQUIRED_BEFORE(lock_level::kConnect){lock_level::kServer};
