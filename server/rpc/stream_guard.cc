@@ -28,6 +28,11 @@ absl::StatusOr<StreamEvent> StreamBook::FromClient(const Http2Frame& frame) {
       if (header_bytes_ > kMaxHeaderBytes) {
         return absl::InvalidArgumentError(absl::StrCat("a call's headers take more than ", kMaxHeaderBytes, " bytes"));
       }
+      // gRPC leaves out streams with a server's numbers: with a high one, all others would look as if they had begun.
+      if (frame.stream % 2 == 0) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("stream ", frame.stream, ": a client's streams have odd numbers"));
+      }
       // A client numbers its streams upwards.
       if (frame.stream <= last_) return StreamEvent::kNone;
       last_ = frame.stream;

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <string>
 
+#include "absl/status/status.h"
+
 namespace vrambroker {
 namespace {
 
@@ -49,6 +51,17 @@ TEST(StreamBookTest, AStreamEndsOnceAndNeverComesBack) {
   EXPECT_EQ(*book.FromClient(Frame(Http2FrameType::kHeaders, 3)), StreamEvent::kNone) << "trailers";
   EXPECT_EQ(*book.FromClient(Frame(Http2FrameType::kHeaders, 1)), StreamEvent::kNone);
   EXPECT_EQ(book.open(), 0);
+}
+
+// Streams with lower numbers would never be counted.
+TEST(StreamBookTest, AStreamWithAServersNumberIsRefused) {
+  StreamBook book;
+  for (const uint32_t stream : {0u, 2u, 0x7ffffffeu}) {
+    for (const Http2FrameType type : {Http2FrameType::kHeaders, Http2FrameType::kContinuation}) {
+      EXPECT_TRUE(absl::IsInvalidArgument(book.FromClient(Frame(type, stream)).status())) << stream;
+    }
+  }
+  EXPECT_EQ(*book.FromClient(Frame(Http2FrameType::kHeaders, 1)), StreamEvent::kBegan);
 }
 
 TEST(StreamBookTest, HeadersAreBounded) {
