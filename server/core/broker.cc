@@ -150,9 +150,10 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
   SavedSession saved{.process = {.pid = caller.pid, .started = started},
                      .kind = PlacementName(options.placement),
                      .name = name,
-                     .token = {}};
+                     .token = {},
+                     .earlier = options.earlier};
   if (options.placement == Placement::kLeased) saved.token = *token;
-  const SessionSettings set = settings_.Opened(reserved->id, std::move(saved), options.earlier);
+  const SessionSettings set = settings_.Opened(reserved->id, std::move(saved));
   // A leasing client goes on recording what it records; other clients begin anew.
   const bool keeps_recording = options.placement == Placement::kLeased && set.recorded_events.has_value();
   // Seen by nobody until it is whole.

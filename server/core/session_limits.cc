@@ -21,6 +21,14 @@ absl::Status CheckLimit(absl::string_view field, const Limit& limit) {
   return absl::InvalidArgumentError(absl::StrCat(field, ".fraction: ", *fraction, " is not within [0, 1]"));
 }
 
+namespace {
+
+bool IsNothing(const Limit& guarantee) {
+  return guarantee == Limit(uint64_t{0}) || guarantee == Limit(0.0);
+}
+
+}  // namespace
+
 // A guarantee that is being given on one device after the other: first where it is more than before, which may be
 // refused. What is undone then is less again, and never refused. Keeps itself alive.
 class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> {
@@ -206,28 +214,37 @@ void SessionLimits::KeepGuaranteeNow(const SessionPtr& session, const std::optio
                                  "started, and it cannot be given any more",
                                  session->id(), session->name())
                          .Add("why", given.message()));
-      KeepGuaranteeNow(session, wished, done);  // as if no operator had set it
+      // The session has run without the daemon, so it goes on with less than its client and the policy say, or nothing.
+      const bool is_allowed = wished.has_value() && CheckWish(*session, *wished).ok();
+      const Limit less = LeftOf(*session, is_allowed ? *wished : session->terms().guarantee);
+      if (IsNothing(less)) return done(absl::OkStatus());
+      GiveGuarantee(session, less, /*takes_less=*/true, [done](const absl::Status& given_less) {
+        done(absl::IsAborted(given_less) ? given_less : absl::OkStatus());
+      });
     });
   }
-  const Limit& allowed = session->terms().guarantee;
   if (wished.has_value()) {
-    if (absl::Status status = CheckLimit("guarantee", *wished); !status.ok()) return done(status);
-    for (const SegmentPool* pool : pools_) {
-      const uint64_t wanted = LimitBytes(*wished, pool->capacity_bytes());
-      const uint64_t most = LimitBytes(allowed, pool->capacity_bytes());
-      if (wanted > most) {
-        return done(absl::PermissionDeniedError(
-            absl::StrCat("guarantee: ", FormatBytesExactly(wanted), " of device ", pool->properties().ordinal,
-                         "; the policy allows ", FormatBytesExactly(most),
-                         session->terms().claim_id.has_value() ? "; a claim's guarantee is for all of its sessions"
-                                                               : " (vramctl policy explain); an operator can give a "
-                                                                 "running session more (vramctl guarantee)")));
-      }
-    }
+    if (absl::Status status = CheckWish(*session, *wished); !status.ok()) return done(status);
   }
-  const Limit guarantee = wished.has_value() ? *wished : LeftOf(*session, allowed);
-  if (guarantee == Limit(uint64_t{0}) || guarantee == Limit(0.0)) return done(absl::OkStatus());
+  const Limit guarantee = wished.has_value() ? *wished : LeftOf(*session, session->terms().guarantee);
+  if (IsNothing(guarantee)) return done(absl::OkStatus());
   GiveGuarantee(session, guarantee, /*takes_less=*/!wished.has_value(), done);
+}
+
+absl::Status SessionLimits::CheckWish(const Session& session, const Limit& guarantee) const {
+  if (absl::Status status = CheckLimit("guarantee", guarantee); !status.ok()) return status;
+  for (const SegmentPool* pool : pools_) {
+    const uint64_t wanted = LimitBytes(guarantee, pool->capacity_bytes());
+    const uint64_t most = LimitBytes(session.terms().guarantee, pool->capacity_bytes());
+    if (wanted <= most) continue;
+    return absl::PermissionDeniedError(
+        absl::StrCat("guarantee: ", FormatBytesExactly(wanted), " of device ", pool->properties().ordinal,
+                     "; the policy allows ", FormatBytesExactly(most),
+                     session.terms().claim_id.has_value() ? "; a claim's guarantee is for all of its sessions"
+                                                          : " (vramctl policy explain); an operator can give a "
+                                                            "running session more (vramctl guarantee)"));
+  }
+  return absl::OkStatus();
 }
 
 Limit SessionLimits::LeftOf(const Session& session, const Limit& allowed) const {

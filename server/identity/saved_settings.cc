@@ -23,7 +23,7 @@ namespace vrambroker {
 namespace {
 
 constexpr size_t kMostSettingsBytes = size_t{16} << 20;  // of the file
-constexpr size_t kWordsOfLine = 10;                      // of a line
+constexpr size_t kWordsOfLine = 10;                      // and one more with the token of an earlier session
 constexpr char kNotSet[] = "-";
 
 bool IsRunning(const ProcessId& process) {
@@ -63,6 +63,10 @@ bool ParseWord(absl::string_view word, std::optional<Number>* number) {
   return absl::SimpleAtoi(word, &number->emplace());
 }
 
+std::string WordOf(const std::optional<RandomToken>& token) {
+  return token.has_value() ? absl::BytesToHexString({token->data(), token->size()}) : kNotSet;
+}
+
 bool ParseWord(absl::string_view word, std::optional<RandomToken>* token) {
   if (word == kNotSet) return true;
   if (word.size() != 2 * std::tuple_size_v<RandomToken> || !absl::c_all_of(word, absl::ascii_isxdigit)) return false;
@@ -76,27 +80,28 @@ bool ParseWord(absl::string_view word, std::optional<RandomToken>* token) {
   return true;
 }
 
-bool AreOfOneSession(const SavedSession& left, const SavedSession& opened, const std::optional<RandomToken>& earlier) {
+bool AreOfOneSession(const SavedSession& left, const SavedSession& opened) {
   if (left.process != opened.process || left.kind != opened.kind || left.name != opened.name) return false;
-  return !earlier.has_value() || !left.token.has_value() || *earlier == *left.token;
+  return !opened.earlier.has_value() || !left.token.has_value() || opened.earlier == left.token ||
+         opened.earlier == left.earlier;
 }
 
 }  // namespace
 
-// pid, start, kind, name, token, limit, guarantee, priority, recorded events, "ended":
+// pid, start, kind, name, token, limit, guarantee, priority, recorded events, "ended", perhaps the earlier token:
 // "4711 123456 leased trainer 0f..e1 0.4 67108864B 10 - -".
 std::string SavedSettings::Line(const Entry& entry) {
   const SavedSession& session = entry.session;
-  return absl::StrCat(
-      session.process.pid, " ", session.process.started, " ", session.kind, " ", session.name, " ",
-      session.token.has_value() ? absl::BytesToHexString({session.token->data(), session.token->size()}) : kNotSet, " ",
-      WordOf(entry.set.limit), " ", WordOf(entry.set.guarantee), " ", WordOf(entry.set.priority), " ",
-      WordOf(entry.set.recorded_events), " ", entry.set.is_ended ? "ended" : kNotSet, "\n");
+  return absl::StrCat(session.process.pid, " ", session.process.started, " ", session.kind, " ", session.name, " ",
+                      WordOf(session.token), " ", WordOf(entry.set.limit), " ", WordOf(entry.set.guarantee), " ",
+                      WordOf(entry.set.priority), " ", WordOf(entry.set.recorded_events), " ",
+                      entry.set.is_ended ? "ended" : kNotSet,
+                      session.earlier.has_value() ? absl::StrCat(" ", WordOf(session.earlier)) : "", "\n");
 }
 
 std::optional<SavedSettings::Entry> SavedSettings::ParseLine(absl::string_view line) {
   const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
-  if (words.size() != kWordsOfLine) return std::nullopt;
+  if (words.size() != kWordsOfLine && words.size() != kWordsOfLine + 1) return std::nullopt;
   Entry entry;
   SavedSession& session = entry.session;
   SessionSettings& set = entry.set;
@@ -106,7 +111,8 @@ std::optional<SavedSettings::Entry> SavedSettings::ParseLine(absl::string_view l
       absl::SimpleAtoi(words[0], &session.process.pid) && absl::SimpleAtoi(words[1], &session.process.started) &&
       !session.name.empty() && CheckName(session.name).ok() && ParseWord(words[4], &session.token) &&
       ParseWord(words[5], &set.limit) && ParseWord(words[6], &set.guarantee) && ParseWord(words[7], &set.priority) &&
-      ParseWord(words[8], &set.recorded_events) && (words[9] == "ended" || words[9] == kNotSet);
+      ParseWord(words[8], &set.recorded_events) && (words[9] == "ended" || words[9] == kNotSet) &&
+      (words.size() == kWordsOfLine || ParseWord(words[10], &session.earlier));
   set.is_ended = words[9] == "ended";
   const int priority = set.priority.value_or(0);
   if (!is_whole || priority < -kMaxPriority || priority > kMaxPriority) return std::nullopt;
@@ -157,22 +163,21 @@ void SavedSettings::Save() {
   status_ = std::move(status);
 }
 
-SessionSettings SavedSettings::Opened(SessionId id, SavedSession session, const std::optional<RandomToken>& earlier) {
+SessionSettings SavedSettings::Opened(SessionId id, SavedSession session) {
   MutexLock lock(mu_);
   SessionSettings set;
   const auto left =
-      absl::c_find_if(earlier_, [&](const Entry& entry) { return AreOfOneSession(entry.session, session, earlier); });
-  const bool came_back = left != earlier_.end();
-  if (came_back) {
+      absl::c_find_if(earlier_, [&](const Entry& entry) { return AreOfOneSession(entry.session, session); });
+  if (left != earlier_.end()) {
     set = left->set;
     earlier_.erase(left);
+  } else if (session.earlier.has_value()) {
+    // Or it could not be resumed, or has not heard of its session, and that is here still.
+    const auto lost = absl::c_find_if(open_, [&](const auto& entry) {
+      return entry.second.session.token.has_value() && AreOfOneSession(entry.second.session, session);
+    });
+    if (lost != open_.end()) set = lost->second.set;
   }
-  // Or it could not be resumed, and is here still.
-  const auto lost = absl::c_find_if(open_, [&](const auto& entry) {
-    return earlier.has_value() && entry.second.session.token == earlier &&
-           AreOfOneSession(entry.second.session, session, earlier);
-  });
-  if (!came_back && lost != open_.end()) set = lost->second.set;
   open_.insert_or_assign(id, Entry{.session = std::move(session), .set = set});
   if (set != SessionSettings()) Save();  // it has another token now
   return set;

@@ -42,6 +42,8 @@ struct SavedSession {
   std::string name;  // that it asks for: it may get another one when it comes back
   // Resume token of its client. None: a process has one session of this kind and name.
   std::optional<RandomToken> token;
+  // Token of the session that it went on from: its client may not have heard of `token`.
+  std::optional<RandomToken> earlier{};
 };
 
 // Thread-safe.
@@ -51,10 +53,9 @@ class SavedSettings {
   // left out, and logged. Empty: nothing is kept.
   explicit SavedSettings(std::string path);
 
-  // The session is open. Returns what was set of the one that `earlier` names, or, where its client does not say, of
-  // one of the same name that an earlier daemon had.
-  SessionSettings Opened(SessionId id, SavedSession session, const std::optional<RandomToken>& earlier)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // The session is open. Returns what was set of the one that `session.earlier` names, or, where its client does not
+  // say, of one of the same name that an earlier daemon had.
+  SessionSettings Opened(SessionId id, SavedSession session) ABSL_LOCKS_EXCLUDED(mu_);
   // In the file when it returns; see status(). Of a session that is not open nothing is kept.
   void Change(SessionId id, absl::FunctionRef<void(SessionSettings&)> change) ABSL_LOCKS_EXCLUDED(mu_);
   SessionSettings Get(SessionId id) const ABSL_LOCKS_EXCLUDED(mu_);

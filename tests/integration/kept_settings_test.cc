@@ -156,6 +156,25 @@ TEST_F(KeptSettingsTest, AGuaranteeThatCannotBeGivenAnyMoreIsLeftOut) {
   EXPECT_OK(guaranteed.Call("alloc 1000"));
 }
 
+// Nor what its rule gives: the session goes on with all else that operators have set.
+TEST_F(KeptSettingsTest, ASessionWithoutRoomForAnyGuaranteeGoesOn) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess guaranteed, ConnectProcess("guaranteed"));
+  Change({"guarantee", "guaranteed", "10MiB"});
+  Change({"limit", "guaranteed", "15MiB"});  // lower than its rule's guarantee
+  Change({"priority", "guaranteed", "3"});
+  guaranteed.process().Signal(SIGSTOP);
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
+  Change({"limit", "other", "1.0"});
+  Change({"guarantee", "other", "250MiB"});
+  guaranteed.process().Signal(SIGCONT);
+  ASSERT_TRUE(IsBack("guaranteed"));
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "guarantee left out"); })) << daemon_->log();
+  EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 0u);
+  EXPECT_EQ(LimitOf("guaranteed"), 15_MiB);
+  EXPECT_EQ(Session("guaranteed").priority(), 3);
+}
+
 TEST_F(KeptSettingsTest, ASessionInAClaimHasItsOwn) {
   Change({"claim", "create", "team", "--limit", "160MiB", "--owner", "any"});
   ASSERT_OK_AND_ASSIGN(ClientProcess process, ClientProcess::Connect(dir() + "/claims/team", "member"));

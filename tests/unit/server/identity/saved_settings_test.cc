@@ -26,19 +26,20 @@ constexpr RandomToken kNextToken = {'n', 'e', 'x', 't', '\n'};
 class SavedSettingsTest : public ::testing::Test {
  protected:
   static ProcessId Alive(pid_t pid) { return {.pid = pid, .started = StartOf(pid)}; }
-  SavedSession Leased(const RandomToken& token = kToken) const {
-    return {.process = self_, .kind = "leased", .name = "trainer", .token = token};
+  SavedSession Leased(const RandomToken& token = kToken, const std::optional<RandomToken>& earlier = {}) const {
+    return {.process = self_, .kind = "leased", .name = "trainer", .token = token, .earlier = earlier};
   }
   SavedSession Counted() const { return {.process = self_, .kind = "counted", .name = "trainer", .token = {}}; }
   // As a daemon leaves it that was killed.
   void Leave(const SavedSession& session, const SessionSettings& set) const {
     SavedSettings settings(path_);
-    settings.Opened(kFirst, session, std::nullopt);
+    settings.Opened(kFirst, session);
     settings.Change(kFirst, [&](SessionSettings& of) { of = set; });
     EXPECT_OK(settings.status());
   }
-  SessionSettings Next(const SavedSession& session, const std::optional<RandomToken>& earlier) const {
-    return SavedSettings(path_).Opened(kSecond, session, earlier);
+  SessionSettings Next(SavedSession session, const std::optional<RandomToken>& earlier) const {
+    session.earlier = earlier;
+    return SavedSettings(path_).Opened(kSecond, session);
   }
   std::string Text() const {
     std::ifstream file(path_);
@@ -80,10 +81,10 @@ TEST_F(SavedSettingsTest, OthersDoNotGetIt) {
 
 TEST_F(SavedSettingsTest, ASessionThatCouldNotBeResumedGoesOnInAnother) {
   SavedSettings settings(path_);
-  settings.Opened(kFirst, Leased(), std::nullopt);
+  settings.Opened(kFirst, Leased());
   settings.Change(kFirst, [&](SessionSettings& set) { set = all_; });
-  EXPECT_EQ(settings.Opened(kSecond, Leased(kNextToken), kToken), all_);
-  EXPECT_EQ(settings.Opened(SessionId{3}, Leased({}), std::nullopt), SessionSettings());
+  EXPECT_EQ(settings.Opened(kSecond, Leased(kNextToken, kToken)), all_);
+  EXPECT_EQ(settings.Opened(SessionId{3}, Leased({})), SessionSettings());
   settings.Ended(kFirst);
   EXPECT_EQ(Next(Leased(), kNextToken), all_);
 }
@@ -103,7 +104,7 @@ TEST_F(SavedSettingsTest, WhatWasOfAProcessThatHasEndedIsForgotten) {
 
 TEST_F(SavedSettingsTest, ASessionThatHasEndedLeavesNothing) {
   SavedSettings settings(path_);
-  settings.Opened(kFirst, Leased(), std::nullopt);
+  settings.Opened(kFirst, Leased());
   settings.Change(kFirst, [&](SessionSettings& set) { set = all_; });
   settings.Ended(kFirst);
   settings.Change(kFirst, [&](SessionSettings& set) { set = all_; });  // by an operator who was late
@@ -115,11 +116,14 @@ TEST_F(SavedSettingsTest, ASessionThatHasEndedLeavesNothing) {
 TEST_F(SavedSettingsTest, ASessionMayComeBack) {
   Leave(Leased(), all_);
   SavedSettings next(path_);
-  EXPECT_EQ(next.Opened(kFirst, Leased(), kToken), all_);
+  EXPECT_EQ(next.Opened(kFirst, Leased({}, kToken)), all_);
   next.Left(kFirst);
-  EXPECT_EQ(next.Opened(kSecond, Leased(), kToken), all_);
-  next.Left(kSecond);
-  EXPECT_EQ(Next(Leased(), kToken), all_);
+  EXPECT_EQ(next.Opened(kSecond, Leased(kNextToken, kToken)), all_) << "its client has not heard of the first one";
+  // Nor of the second one, which is open still.
+  EXPECT_EQ(next.Opened(SessionId{3}, Leased({'3'}, kToken)), all_);
+  EXPECT_EQ(next.Opened(SessionId{4}, Leased({'4'}, RandomToken{'o', 't', 'h', 'e', 'r'})), SessionSettings());
+  next.Left(SessionId{3});
+  EXPECT_EQ(Next(Leased({'5'}, kToken), kToken), all_) << "the next daemon knows, too";
 }
 
 TEST_F(SavedSettingsTest, AProcessThatAnOperatorHasEndedIsKnown) {
@@ -155,7 +159,7 @@ TEST_F(SavedSettingsTest, WhatOthersMayWriteIsNotBelieved) {
 TEST_F(SavedSettingsTest, WhatCannotBeWrittenIsSaidUntilItCan) {
   std::filesystem::create_directories(path_ + "/sub");
   SavedSettings settings(path_);
-  settings.Opened(kFirst, Leased(), std::nullopt);
+  settings.Opened(kFirst, Leased());
   settings.Change(kFirst, [](SessionSettings& set) { set.priority = 5; });
   EXPECT_FALSE(settings.status().ok());
   EXPECT_EQ(settings.Get(kFirst).priority, 5);
