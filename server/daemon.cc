@@ -653,7 +653,7 @@ void Daemon::Stop() {
   ForgetFreeBytes();
   broker_.claims().StopRemoving();  // sessions that end now come back to the next daemon
   broker_.CloseAll("the daemon stops");
-  // Without a deadline for gRPC, which waits by the clock that people set.
+  // No deadline for gRPC: gRPC waits by the clock that people set.
   connections_.CutOffAfter(kLastCalls);
   server_->Shutdown();
   http_.reset();  // its pages still ask clients, by the workers

@@ -67,7 +67,7 @@ class SessionLimits {
   // Do so, in turn.
   void SetGuaranteeNow(const SessionPtr& session, const Limit& guarantee, const Done& done);
   void KeepGuaranteeNow(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
-  // Whether the policy allows its client to ask for it: InvalidArgument or PermissionDenied.
+  // Checks that the policy allows the client to ask for the guarantee: InvalidArgument or PermissionDenied.
   absl::Status CheckWish(const Session& session, const Limit& guarantee) const;
   // SetGuarantee() without a word to the next daemon. `takes_less`: it may be what LeftOf() has left of it.
   void GiveGuarantee(const SessionPtr& session, const Limit& guarantee, bool takes_less, const Done& done);

@@ -172,7 +172,7 @@ SessionSettings SavedSettings::Opened(SessionId id, SavedSession session) {
     set = left->set;
     earlier_.erase(left);
   } else if (session.earlier.has_value()) {
-    // Or it could not be resumed, or has not heard of its session, and that is here still.
+    // The session may be open here still: its client could not resume it, or has not heard of it.
     const auto lost = absl::c_find_if(open_, [&](const auto& entry) {
       return entry.second.session.token.has_value() && AreOfOneSession(entry.second.session, session);
     });

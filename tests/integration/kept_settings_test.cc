@@ -156,7 +156,7 @@ TEST_F(KeptSettingsTest, AGuaranteeThatCannotBeGivenAnyMoreIsLeftOut) {
   EXPECT_OK(guaranteed.Call("alloc 1000"));
 }
 
-// Nor what its rule gives: the session goes on with all else that operators have set.
+// The session goes on without the guarantee of its rule, and with all else that operators have set.
 TEST_F(KeptSettingsTest, ASessionWithoutRoomForAnyGuaranteeGoesOn) {
   ASSERT_OK_AND_ASSIGN(ClientProcess guaranteed, ConnectProcess("guaranteed"));
   Change({"guarantee", "guaranteed", "10MiB"});

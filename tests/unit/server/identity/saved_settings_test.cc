@@ -119,7 +119,7 @@ TEST_F(SavedSettingsTest, ASessionMayComeBack) {
   EXPECT_EQ(next.Opened(kFirst, Leased({}, kToken)), all_);
   next.Left(kFirst);
   EXPECT_EQ(next.Opened(kSecond, Leased(kNextToken, kToken)), all_) << "its client has not heard of the first one";
-  // Nor of the second one, which is open still.
+  // The second session is open still.
   EXPECT_EQ(next.Opened(SessionId{3}, Leased({'3'}, kToken)), all_);
   EXPECT_EQ(next.Opened(SessionId{4}, Leased({'4'}, RandomToken{'o', 't', 'h', 'e', 'r'})), SessionSettings());
   next.Left(SessionId{3});
