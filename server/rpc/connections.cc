@@ -134,12 +134,9 @@ void Connections::StopAccepting() {
   server_ = nullptr;
 }
 
-void Connections::CutOffAfter(std::chrono::milliseconds time) const {
-  if (cut_off_ < 0) return;  // it serves nobody
-  itimerspec due = {};
-  due.it_value.tv_sec = time.count() / 1000;
-  due.it_value.tv_nsec = time.count() % 1000 * 1'000'000;
-  timerfd_settime(cut_off_, 0, &due, nullptr);
+void Connections::CutOffAfter(std::chrono::seconds time) const {
+  const itimerspec spec = {.it_interval = {}, .it_value = {.tv_sec = time.count(), .tv_nsec = 0}};
+  timerfd_settime(cut_off_, 0, &spec, nullptr);
 }
 
 void Connections::CutOff() {

@@ -52,7 +52,7 @@ class Connections {
   // Accepts no more, and gRPC gets no more: it may be shut down.
   void StopAccepting() ABSL_LOCKS_EXCLUDED(server_mu_);
   // Ends all connections after `time`, also those of clients that do not read. Once, after StopAccepting().
-  void CutOffAfter(std::chrono::milliseconds time) const;
+  void CutOffAfter(std::chrono::seconds time) const;
   // Returns when clients have what gRPC wrote before it closed its connections, or do not read it. REQUIRES: gRPC was
   // shut down.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);

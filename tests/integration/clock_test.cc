@@ -112,8 +112,8 @@ TEST_F(ClockTest, AQuestionThatNobodyAnswersEnds) {
   silent.process().Signal(SIGCONT);
 }
 
-// The calls of a stopped client do not end: the daemon cuts them off after a time. With a clock that is ahead of the
-// kernel's, gRPC would wait for as long as that for its deadline to come.
+// The calls of a stopped client do not end: the daemon cuts them off after a time. Some threads of gRPC
+// would wait for a deadline by the clock that is set here; chaos meets these.
 TEST_F(ClockTest, TheDaemonStops) {
   for (const char* steps : {"back", "86400"}) {
     ASSERT_OK(StartDaemonWithSteps({}, steps));
