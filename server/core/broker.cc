@@ -168,6 +168,7 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
                            .events = std::move(events),
                            .allocator = options.allocator.value_or(options_.allocator),
                            .record_events = keeps_recording ? *set.recorded_events : reserved->record_events,
+                           .devices = options.devices,
                            .goes_on = options.earlier.has_value(),
                            .clock = options_.clock};
   SessionPtr session;
@@ -233,10 +234,10 @@ void Broker::OpenAccounts(Session& session, const OpenOptions& options, const Al
   const SessionMark mark = MarkOf(session.caller(), options);
   for (size_t device = 0; device < pools_.size(); ++device) {
     SegmentPool& pool = *pools_[device];
-    uint64_t limit = std::min(LimitBytes(terms.limit, pool.capacity_bytes()),
-                              LimitBytes(allocator.per_process_memory_fraction, pool.capacity_bytes()));
-    if (options.limit.has_value()) limit = std::min(limit, LimitBytes(*options.limit, pool.capacity_bytes()));
-    if (set.limit.has_value()) limit = LimitBytes(*set.limit, pool.capacity_bytes());
+    uint64_t limit =
+        std::min(session.BytesOn(device, terms.limit), session.BytesOn(device, allocator.per_process_memory_fraction));
+    if (options.limit.has_value()) limit = std::min(limit, session.BytesOn(device, *options.limit));
+    if (set.limit.has_value()) limit = session.BytesOn(device, *set.limit);
     pool.OpenAccount(session.id(), {.client = session.name(),
                                     .pid = session.caller().pid,
                                     .started = started,
@@ -292,7 +293,7 @@ void Broker::LogSet(const Session& session, const SessionSettings& set) const {
   LogLine line = SessionLine("session has what an operator had set before the daemon was started", session);
   const auto text = [&](const Limit& limit) {
     return absl::StrJoin(pools_, ",", [&](std::string* out, const SegmentPool* pool) {
-      absl::StrAppend(out, LimitBytes(limit, pool->capacity_bytes()));
+      absl::StrAppend(out, session.BytesOn(static_cast<size_t>(pool->properties().ordinal), limit));
     });
   };
   if (set.limit.has_value()) line.Add("limits", text(*set.limit));

@@ -57,6 +57,7 @@ struct OpenOptions {
   Placement placement = Placement::kRemote;
   std::optional<uint32_t> mark;        // the client's descriptor of it: see allocator/device/session_mark.h
   std::optional<RandomToken> earlier;  // of the session that it goes on from, which an earlier daemon had
+  std::vector<uint32_t> devices{};     // those that it is to have memory of, see NamedDevices(); empty: all
 };
 
 // Safe to call from any thread. No call blocks; what may take time answers through its callback, which is called

@@ -57,7 +57,7 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
   }
 
  private:
-  uint64_t BytesOn(size_t device) const { return LimitBytes(guarantee_, owner_.pools_[device]->capacity_bytes()); }
+  uint64_t BytesOn(size_t device) const { return session_->BytesOn(device, guarantee_); }
   void TakeAll() {
     for (SegmentPool* pool : owner_.pools_) (void)pool->SetGuarantee(session_->id(), 0);
   }
@@ -70,8 +70,9 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
       return done_(status);
     }
     if (tried_ == order_.size()) {
-      LogClientEvent(spdlog::level::info, SessionLine("guarantee changed", session_->id(), session_->name())
-                                              .Add("guarantee", order_.empty() ? 0 : BytesOn(0)));
+      LogClientEvent(spdlog::level::info,
+                     SessionLine("guarantee changed", session_->id(), session_->name())
+                         .Add("guarantee", BytesOn(session_->devices().empty() ? 0 : session_->devices().front())));
       return done_(absl::OkStatus());
     }
     const size_t device = order_[tried_++];
@@ -121,9 +122,10 @@ absl::Status SessionLimits::SetLimit(const SessionPtr& session, const Limit& lim
   // may be refused, and can always be raised again.
   std::vector<std::pair<SegmentPool*, uint64_t>> lowered;
   for (const bool lowers : {true, false}) {
-    for (SegmentPool* pool : pools_) {
+    for (size_t device = 0; device < pools_.size(); ++device) {
+      SegmentPool* const pool = pools_[device];
       const uint64_t before = pool->GetAccount(session->id()).value_or(AccountState()).limit_bytes;
-      const uint64_t bytes = LimitBytes(limit, pool->capacity_bytes());
+      const uint64_t bytes = session->BytesOn(device, limit);
       if ((bytes < before) != lowers) continue;
       if (absl::Status status = pool->SetLimit(session->id(), bytes); !status.ok()) {
         for (const auto& [of, old] : lowered) (void)of->SetLimit(session->id(), old);
@@ -135,7 +137,7 @@ absl::Status SessionLimits::SetLimit(const SessionPtr& session, const Limit& lim
   settings_.Change(session->id(), [&](SessionSettings& set) { set.limit = limit; });
   for (size_t device = 0; device < pools_.size(); ++device) {
     const int ordinal = static_cast<int>(device);
-    const uint64_t bytes = LimitBytes(limit, pools_[device]->capacity_bytes());
+    const uint64_t bytes = session->BytesOn(device, limit);
     TellLimitOf(session, ordinal);
     const std::optional<AccountState> account = pools_[device]->GetAccount(session->id());
     if (account.has_value() && account->reserved_bytes > bytes) {
@@ -233,29 +235,29 @@ void SessionLimits::KeepGuaranteeNow(const SessionPtr& session, const std::optio
 
 absl::Status SessionLimits::CheckWish(const Session& session, const Limit& guarantee) const {
   if (absl::Status status = CheckLimit("guarantee", guarantee); !status.ok()) return status;
-  for (const SegmentPool* pool : pools_) {
-    const uint64_t wanted = LimitBytes(guarantee, pool->capacity_bytes());
-    const uint64_t most = LimitBytes(session.terms().guarantee, pool->capacity_bytes());
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const uint64_t wanted = session.BytesOn(device, guarantee);
+    const uint64_t most = session.BytesOn(device, session.terms().guarantee);
     if (wanted <= most) continue;
-    return absl::PermissionDeniedError(
-        absl::StrCat("guarantee: ", FormatBytesExactly(wanted), " of device ", pool->properties().ordinal,
-                     "; the policy allows ", FormatBytesExactly(most),
-                     session.terms().claim_id.has_value() ? "; a claim's guarantee is for all of its sessions"
-                                                          : " (vramctl policy explain); an operator can give a "
-                                                            "running session more (vramctl guarantee)"));
+    return absl::PermissionDeniedError(absl::StrCat("guarantee: ", FormatBytesExactly(wanted), " of device ", device,
+                                                    "; the policy allows ", FormatBytesExactly(most),
+                                                    session.terms().claim_id.has_value()
+                                                        ? "; a claim's guarantee is for all of its sessions"
+                                                        : " (vramctl policy explain); an operator can give a "
+                                                          "running session more (vramctl guarantee)"));
   }
   return absl::OkStatus();
 }
 
 Limit SessionLimits::LeftOf(const Session& session, const Limit& allowed) const {
   Limit guarantee = allowed;
-  for (const SegmentPool* pool : pools_) {
-    const PoolLook look = pool->LookFor(session.id(), /*with_accounts=*/false);
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const PoolLook look = pools_[device]->LookFor(session.id(), /*with_accounts=*/false);
     const AccountState& account = look.account;
     const uint64_t most =
         std::min({account.limit_bytes, SaturatingSub(account.share_guarantee_bytes, look.share.promised_bytes),
                   SaturatingSub(account.share_limit_bytes, look.share.used_bytes - account.committed_bytes())});
-    if (LimitBytes(guarantee, pool->capacity_bytes()) > most) guarantee = most;
+    if (session.BytesOn(device, guarantee) > most) guarantee = most;
   }
   return guarantee;
 }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "allocator/base/bytes.h"
 #include "allocator/heap/size_class.h"
 #include "allocator/wire/heap_convert.h"
@@ -125,6 +126,9 @@ std::string ExplainFragmentation(const OomReport& report) {
 }
 
 std::string ExplainLimit(const OomReport& report) {
+  if (!report.named_devices.empty()) {
+    return absl::StrCat("the session has named other devices: ", absl::StrJoin(report.named_devices, ", "));
+  }
   if (HasNothingOfDevice(report)) return absl::StrCat("claim ", report.claim, " has nothing of this device");
   if (IsShareLimit(report)) {
     const std::string used = FormatBytesExactly(report.share_used_bytes);

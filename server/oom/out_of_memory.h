@@ -85,6 +85,8 @@ struct OomReport {
   uint64_t refusal = 0;            // its number, from 1; 0: it is not counted
   bool is_recorded = false;        // what led to it is kept, see RefusalRecordings
   bool is_first_recorded = false;  // of its session
+  // Of the session, where `device` is none of them.
+  std::vector<uint32_t> named_devices{};
 };
 
 // What the session could still reserve, by each of its bounds; kNone where there is no such bound.

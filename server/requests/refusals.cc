@@ -130,6 +130,9 @@ OomReport Refusals::Report(const Session& session, int device, const PoolLook& l
   const SessionDeviceView held = DeviceViewOf(session, device, account);
   OomReport report;
   report.device = device;
+  if (!session.HasDevice(static_cast<size_t>(device))) {
+    report.named_devices.assign(session.devices().begin(), session.devices().end());
+  }
   report.limit_bytes = account.limit_bytes;
   report.reserved_bytes = account.reserved_bytes;
   report.allocated_bytes = held.stats.allocated_bytes.all.current;

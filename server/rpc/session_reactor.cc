@@ -14,6 +14,7 @@
 #include "server/requests/leases.h"
 #include "server/requests/waiting_requests.h"
 #include "server/sessions/leased_session.h"
+#include "server/sessions/named_devices.h"
 #include "server/sessions/remote_session.h"
 #include "server/wire/convert.h"
 
@@ -257,6 +258,10 @@ absl::Status SessionReactor::HandleHello(const v1::Hello& hello) {
     return absl::InvalidArgumentError(
         absl::StrCat("earlier_token: must be ", std::tuple_size_v<RandomToken>, " bytes long"));
   }
+  const std::vector<std::string> names(hello.devices().begin(), hello.devices().end());
+  absl::StatusOr<std::vector<uint32_t>> devices = NamedDevices(names, broker_.pools());
+  if (!devices.ok()) return devices.status();
+  options.devices = *std::move(devices);
   const absl::StatusOr<SessionPtr> session = broker_.OpenSession(*identity_, options, outbox_);
   if (!session.ok()) return session.status();
   broker_.limits().KeepGuarantee(

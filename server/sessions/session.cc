@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 
 namespace vrambroker {
@@ -51,6 +52,7 @@ Session::Session(const SessionSetup& setup)
       caller_(setup.caller),
       command_(setup.command),
       terms_(setup.terms),
+      devices_(setup.devices),
       max_wait_(setup.terms.max_wait),
       bounds_(setup.bounds),
       clock_(setup.clock),
@@ -66,6 +68,14 @@ Session::Session(const SessionSetup& setup)
                 [this](int device, uint64_t bytes, std::chrono::milliseconds time,
                        const std::function<void()>& answered) { SendReclaim(device, bytes, time, answered); }),
       retries_(setup.pools.size()) {}
+
+bool Session::HasDevice(size_t device) const {
+  return devices_.empty() || absl::c_linear_search(devices_, device);
+}
+
+uint64_t Session::BytesOn(size_t device, const Limit& limit) const {
+  return HasDevice(device) ? LimitBytes(limit, pools_[device]->capacity_bytes()) : 0;
+}
 
 absl::Status Session::TooManyCalls() {
   return absl::ResourceExhaustedError(absl::StrCat(

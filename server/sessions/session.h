@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -92,8 +93,9 @@ struct SessionSetup {
   SessionBounds bounds;
   std::shared_ptr<SessionEvents> events;
   AllocatorOptions allocator;
-  uint64_t record_events = 0;  // what each of its heaps keeps from the start
-  bool goes_on = false;        // from an earlier session, which its client has counted for
+  uint64_t record_events = 0;       // what each of its heaps keeps from the start
+  std::vector<uint32_t> devices{};  // see Session::devices()
+  bool goes_on = false;             // from an earlier session, which its client has counted for
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
 };
 
@@ -112,6 +114,11 @@ class Session : public std::enable_shared_from_this<Session> {
   std::string command() const { return command_ == nullptr ? "" : command_->text(); }
   const SessionTerms& terms() const { return terms_; }  // as they were when it was opened
   std::chrono::system_clock::time_point started() const { return started_; }
+  // Ordinals of the devices that its client has named: it has nothing of the others. Empty: all devices.
+  absl::Span<const uint32_t> devices() const { return devices_; }
+  bool HasDevice(size_t device) const;
+  // What a limit or a guarantee of the session comes to on a device.
+  uint64_t BytesOn(size_t device, const Limit& limit) const;
   // How long its requests may wait for memory: those that begin to wait from now on.
   std::chrono::milliseconds max_wait() const { return max_wait_.load(); }
   void SetMaxWait(std::chrono::milliseconds max_wait) { max_wait_ = max_wait; }
@@ -220,6 +227,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const Caller caller_;
   const std::shared_ptr<const ProcessCommand> command_;
   const SessionTerms terms_;
+  const std::vector<uint32_t> devices_;
   std::atomic<std::chrono::milliseconds> max_wait_;
   const std::chrono::system_clock::time_point started_ = std::chrono::system_clock::now();
   const SessionBounds bounds_;

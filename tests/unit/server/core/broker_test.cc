@@ -358,6 +358,49 @@ TEST_F(BrokerTest, DevicesAreApart) {
   EXPECT_EQ(info.devices[1].stats.allocated_bytes.all.current, 40_MiB);
 }
 
+// Others may be guaranteed what it leaves.
+TEST_F(BrokerTest, ASessionHasNothingOfDevicesThatItHasNotNamed) {
+  PolicyRule rule;
+  rule.uid = 1000;
+  rule.guarantee = Limit(0.75);
+  Make({.policy = PolicyOf({.rules = {rule}})});
+  const auto open = [&](std::vector<uint32_t> devices) {
+    client_ = std::make_shared<FakeClient>();
+    const absl::StatusOr<SessionPtr> session =
+        broker_->OpenSession(Process(1, 1000), {.name = "rank", .devices = std::move(devices)}, client_);
+    EXPECT_TRUE(session.ok()) << session.status();
+    return *session;
+  };
+  const auto keep = [&](const SessionPtr& session, std::optional<Limit> wished) {
+    absl::Status answer = absl::UnknownError("no answer");
+    broker_->limits().KeepGuarantee(session, wished, [&](const absl::Status& status) { answer = status; });
+    return answer;
+  };
+  const auto has = [&](const SessionPtr& session, uint64_t limit, uint64_t guarantee) {
+    const SessionView view = broker_->operator_view().Describe(*session);
+    EXPECT_EQ(view.devices[0].account.limit_bytes, 0u);
+    EXPECT_EQ(view.devices[0].account.guarantee_bytes, 0u);
+    EXPECT_EQ(view.devices[1].account.limit_bytes, limit);
+    EXPECT_EQ(view.devices[1].account.guarantee_bytes, guarantee);
+  };
+  EXPECT_EQ(keep(open({0}), Limit(0.75)), absl::OkStatus());
+  const SessionPtr session = open({1});
+  EXPECT_EQ(keep(session, std::nullopt), absl::OkStatus());  // all that the policy allows
+  has(session, kCapacity, 48_MiB);
+  // Nor do operators give it any of them.
+  absl::Status set = absl::UnknownError("no answer");
+  broker_->limits().SetGuarantee(session, Limit(0.5), [&](const absl::Status& status) { set = status; });
+  EXPECT_EQ(set, absl::OkStatus());
+  EXPECT_EQ(broker_->limits().SetLimit(session, Limit(0.5)), absl::OkStatus());
+  has(session, 32_MiB, 32_MiB);
+  EXPECT_THAT(client_->told(), ElementsAre("limit 0 0", "limit 1 33554432"));
+  const absl::Status refused = Allocate(session, 2_MiB, 0).status();
+  EXPECT_EQ(Report(refused).cause(), v1::OutOfMemory::CAUSE_LIMIT);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("the session has named other devices: 1"));
+  EXPECT_THAT(Report(refused).advice(), HasSubstr("VRAMBROKER_DEVICES"));
+  EXPECT_TRUE(Allocate(session, 2_MiB, 1).ok());
+}
+
 TEST_F(BrokerTest, LimitRefusalSaysSo) {
   const SessionPtr session = Open("a", Limit(22_MiB));
   ASSERT_TRUE(Allocate(session, 3_MiB).ok());
