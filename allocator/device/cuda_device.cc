@@ -468,6 +468,10 @@ absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal) {
 
 }  // namespace
 
+bool HasCudaDriver() {
+  return FindCudaDriver().ok();
+}
+
 absl::Status CheckComputeMode(int ordinal) {
   CUdevice device = 0;
   if (absl::Status status = CudaStatus("cuDeviceGet", Driver().cuDeviceGet(&device, ordinal)); !status.ok()) {

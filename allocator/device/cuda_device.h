@@ -18,6 +18,9 @@ namespace vrambroker {
 // Makes no CUDA context: a device does when it is first used.
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices();
 
+// Whether this process finds NVIDIA's driver. Does not start it.
+bool HasCudaDriver();
+
 // FailedPrecondition when a GPU admits one process only, or none: then memory that the daemon owns cannot be used by
 // others. For the daemon, of the GPUs that it serves. REQUIRES: MakeCudaDevices() has succeeded.
 absl::Status CheckComputeMode(int ordinal);

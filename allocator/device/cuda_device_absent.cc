@@ -5,6 +5,10 @@
 
 namespace vrambroker {
 
+bool HasCudaDriver() {
+  return false;
+}
+
 absl::Status CheckComputeMode(int /*ordinal*/) {
   return absl::OkStatus();
 }

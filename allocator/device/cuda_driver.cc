@@ -69,7 +69,7 @@ absl::StatusOr<const CudaDriver*> Load() {
 
 }  // namespace
 
-absl::Status LoadCudaDriver() {
+absl::Status FindCudaDriver() {
   static Mutex mu;
   MutexLock lock(mu);
   if (loaded.load(std::memory_order_relaxed) == nullptr) {
@@ -77,7 +77,12 @@ absl::Status LoadCudaDriver() {
     if (!driver.ok()) return driver.status();
     loaded.store(*driver, std::memory_order_release);
   }
-  return CudaStatus("cuInit", Driver().cuInit(0));
+  return absl::OkStatus();
+}
+
+absl::Status LoadCudaDriver() {
+  const absl::Status found = FindCudaDriver();
+  return found.ok() ? CudaStatus("cuInit", Driver().cuInit(0)) : found;
 }
 
 std::string FormatCudaVersion(int version) {

@@ -63,8 +63,10 @@ struct CudaDriver {
 #undef VRAMBROKER_MEMBER
 };
 
-// Loads the driver, unless it is loaded, and starts it. Unavailable, with what to do, where there is none, where it is
-// too old, or where it does not start. May be called again, also after an error. Thread-safe.
+// Loads the driver, unless it is loaded. Unavailable, with what to do, where there is none, or where it is too old. May
+// be called again, also after an error. Thread-safe.
+absl::Status FindCudaDriver();
+// FindCudaDriver(), and starts it: Unavailable, too, where it does not start.
 absl::Status LoadCudaDriver();
 
 // "12.4", of 12040.

@@ -10,7 +10,7 @@
 #include "client/vrambroker/vrambroker.h"
 
 // Changes with anything in this file, and with the structs that it passes: the halves must be of one build.
-inline constexpr uint32_t kVrambrokerCoreVersion = 10;
+inline constexpr uint32_t kVrambrokerCoreVersion = 11;
 
 struct vrambroker_core;
 

@@ -65,6 +65,8 @@ class LeasedHeap final : public Heap, private EventSource {
 
   // ---- For the session ----
 
+  // Of this daemon: fractions are of it from now on.
+  void SetCapacity(uint64_t capacity_bytes) ABSL_LOCKS_EXCLUDED(limits_mu_);
   // The daemon holds the session to `limit_bytes` from now on.
   void SetLimit(uint64_t limit_bytes) ABSL_LOCKS_EXCLUDED(limits_mu_);
   // What this process holds itself to: see SetMemoryFraction(). The largest number: to nothing.
@@ -158,13 +160,14 @@ class LeasedHeap final : public Heap, private EventSource {
 
   HeapHost& session_;
   AddressMap& addresses_;
-  const uint64_t capacity_bytes_;
+  std::atomic<uint64_t> capacity_bytes_;  // set with limits_mu_
   std::atomic<Device*> device_{nullptr};
   CachingAllocator allocator_;
 
   Mutex limits_mu_ ABSL_ACQUIRED_AFTER(lock_level::kLimits)
       ABSL_ACQUIRED_BEFORE(lock_level::kTimer){lock_level::kLimits};
   uint64_t session_limit_bytes_ ABSL_GUARDED_BY(limits_mu_);
+  double own_fraction_ ABSL_GUARDED_BY(limits_mu_) = 1;
   std::atomic<uint64_t> own_limit_bytes_{CachingAllocator::kNoLimit};  // set with limits_mu_
 
   // Held for map operations only.

@@ -16,20 +16,28 @@ void LeasedHeap::SetLimit(uint64_t limit_bytes) {
   ApplyLimits();
 }
 
+void LeasedHeap::SetCapacity(uint64_t capacity_bytes) {
+  MutexLock lock(limits_mu_);
+  capacity_bytes_ = capacity_bytes;
+  ApplyLimits();
+}
+
 absl::Status LeasedHeap::SetMemoryFraction(double fraction) {
   if (!(fraction >= 0 && fraction <= 1)) {
     return absl::InvalidArgumentError(absl::StrCat("fraction: ", fraction, " is not between 0 and 1"));
   }
   MutexLock lock(limits_mu_);
-  own_limit_bytes_ = fraction < 1 ? static_cast<uint64_t>(fraction * static_cast<double>(capacity_bytes_))
-                                  : CachingAllocator::kNoLimit;
+  own_fraction_ = fraction;
   ApplyLimits();
   return absl::OkStatus();
 }
 
 void LeasedHeap::ApplyLimits() {
+  const uint64_t capacity = capacity_bytes_;
+  own_limit_bytes_ = own_fraction_ < 1 ? static_cast<uint64_t>(own_fraction_ * static_cast<double>(capacity))
+                                       : CachingAllocator::kNoLimit;
   const uint64_t limit = std::min(session_limit_bytes_, own_limit_bytes());
-  allocator_.SetLimit(limit < capacity_bytes_ ? limit : CachingAllocator::kNoLimit);
+  allocator_.SetLimit(limit < capacity ? limit : CachingAllocator::kNoLimit);
 }
 
 uint64_t LeasedHeap::HeldBytes() const {

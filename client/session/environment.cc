@@ -5,7 +5,11 @@
 #include <optional>
 #include <string>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "allocator/base/amounts.h"
 
@@ -42,13 +46,38 @@ absl::Status ReadWait(absl::Duration* wait) {
   return absl::OkStatus();
 }
 
+// Which of them there are, the daemon knows.
+absl::Status ReadDevices(std::vector<std::string>* devices) {
+  const std::string text = Variable(kDevicesVariable);
+  const bool are_given = !devices->empty();
+  if (!are_given && !text.empty()) *devices = SplitDevices(text);
+  for (const std::string& device : *devices) {
+    if (!device.empty() && absl::c_all_of(device, [](unsigned char c) { return absl::ascii_isalnum(c) || c == '-'; })) {
+      continue;
+    }
+    return Wrong(
+        are_given ? "devices" : kDevicesVariable,
+        absl::StrCat("'", absl::CHexEscape(device), "' is neither a device's ordinal, as 0, nor its UUID, as GPU-..."));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+std::vector<std::string> SplitDevices(absl::string_view text) {
+  std::vector<std::string> devices;
+  for (const absl::string_view device : absl::StrSplit(text, ',')) {
+    devices.emplace_back(absl::StripAsciiWhitespace(device));
+  }
+  return devices;
+}
 
 absl::StatusOr<ClientOptions> WithEnvironment(ClientOptions options) {
   if (options.name.empty()) options.name = Variable("VRAMBROKER_NAME");
   absl::Status status = ReadLimit("VRAMBROKER_LIMIT", &options.limit);
   if (status.ok()) status = ReadLimit("VRAMBROKER_GUARANTEE", &options.guarantee);
   if (status.ok()) status = ReadWait(&options.wait);
+  if (status.ok()) status = ReadDevices(&options.devices);
   if (!status.ok()) return status;
   return options;
 }

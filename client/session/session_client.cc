@@ -93,6 +93,8 @@ absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientO
   std::unique_ptr<SessionClient> self(new SessionClient(options));
   self->conf_ = *std::move(conf);
   self->warnings_ = self->conf_.warnings;
+  self->named_devices_ = self->options().devices;
+  self->devices_source_ = asked.devices.empty() ? kDevicesVariable : "devices";
   if (!name.note.empty()) self->Log(name.note);
   absl::StatusOr<std::shared_ptr<Link>> link = self->Connect(nullptr, self->options().connect_timeout);
   if (!link.ok()) return link.status();
@@ -375,13 +377,13 @@ absl::StatusOr<TrimRequests*> SessionClient::trims() {
 
 uint64_t SessionClient::limit_bytes(int device) const {
   const auto index = static_cast<size_t>(device);  // a negative one is beyond the end
-  if (index >= devices_.size()) return 0;
+  if (index >= devices().size()) return 0;
   const uint64_t limit = limits_[index].load();
   return leases() ? std::min(limit, static_cast<const LeasedHeap&>(*heaps_[index]).own_limit_bytes()) : limit;
 }
 
 absl::StatusOr<Device*> SessionClient::DeviceFor(int ordinal) {
-  const DeviceInfo& info = devices_[static_cast<size_t>(ordinal)];
+  const DeviceInfo& info = devices()[static_cast<size_t>(ordinal)];
   MutexLock lock(devices_mu_);
   std::unique_ptr<Device>& device = opened_[static_cast<size_t>(ordinal)];
   if (device != nullptr) return device.get();

@@ -78,7 +78,7 @@ class SessionClient final : public HeapHost {
 
   uint64_t session_id() const override { return link()->session_id; }
   std::string name() const { return link()->name; }
-  const std::vector<DeviceInfo>& devices() const { return devices_; }
+  const std::vector<DeviceInfo>& devices() const { return *devices_.load(std::memory_order_acquire); }
   uint64_t limit_bytes(int device) const override;
   const std::vector<std::string>& warnings() const { return warnings_; }
   absl::Status status() const;
@@ -129,6 +129,7 @@ class SessionClient final : public HeapHost {
   // What says that the session of `resume` goes on, and with which segments: the first message, then the others.
   std::vector<v1::SessionRequest> ResumeMessages(const Link& resume);
   absl::Status TakeWelcome(const v1::Welcome& welcome);
+  void TakeDevices(const v1::Welcome& welcome);
   LeasedHeap& leased(size_t device) { return static_cast<LeasedHeap&>(*heaps_[device]); }
   RemoteHeap& remote(size_t device) { return static_cast<RemoteHeap&>(*heaps_[device]); }
   void CloseSegments(const v1::CloseSegments& message, Link* link);
@@ -176,9 +177,14 @@ class SessionClient final : public HeapHost {
   };
   const std::shared_ptr<Callbacks> callbacks_ = std::make_shared<Callbacks>();
   const bool logs_to_stderr_;
-  std::vector<DeviceInfo> devices_;
+  std::vector<std::string> named_devices_;  // see ClientOptions::devices
+  std::string devices_source_;              // of these, for messages
   std::vector<std::string> warnings_;
   std::unique_ptr<std::atomic<uint64_t>[]> limits_;  // by device
+
+  // What the daemons said of the devices, the last one last. The application may be reading any of it.
+  std::deque<std::vector<DeviceInfo>> device_lists_{1};
+  std::atomic<const std::vector<DeviceInfo>*> devices_{&device_lists_.back()};
 
   std::atomic<bool> ending_{false};
   std::atomic<bool> is_silent_{false};  // the daemon has not answered the last call that gave something back

@@ -4,9 +4,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "allocator/base/bytes.h"
 #include "client/session/session_client.h"
+#include "client/session/visible_devices.h"
 
 namespace vrambroker::client_internal {
 namespace {
@@ -33,6 +36,7 @@ v1::Hello SessionClient::MakeHello() const {
   if (options().guarantee.has_value()) *hello.mutable_guarantee() = ToProto(*options().guarantee);
   hello.set_alloc_conf(conf_.text);
   if (mark_ >= 0) hello.mutable_mark()->set_fd(static_cast<uint32_t>(mark_));
+  hello.mutable_devices()->Add(named_devices_.begin(), named_devices_.end());
   hello.set_placement(leases() ? v1::PLACEMENT_LEASED : v1::PLACEMENT_REMOTE);
   return hello;
 }
@@ -61,11 +65,17 @@ std::vector<v1::SessionRequest> SessionClient::ResumeMessages(const Link& resume
 
 absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume, absl::Duration timeout,
                                                              const std::string& earlier_token) {
+  const Deadline deadline = DeadlineAfter(timeout);
   absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = ConnectChannel(options().socket_dir, timeout, [this] {
     MutexLock lock(mu_);
     return stopping_;
   });
   if (!channel.ok()) return channel.status();
+  if (heaps_.empty() && named_devices_.empty()) {
+    absl::StatusOr<std::vector<std::string>> visible = VisibleDevices(*channel, TimeUntil(deadline));
+    if (!visible.ok()) return visible.status();
+    named_devices_ = *std::move(visible);
+  }
   auto link = std::make_shared<Link>();
   // Filled while this thread waits for it. The welcome is taken on the stream's thread, since a change of a limit may
   // follow it at once.
@@ -113,7 +123,12 @@ absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume,
     // No goodbye for a session that was to be resumed: it would give away what is held.
     if (resume == nullptr) (void)link->stream->Close(absl::ZeroDuration());
     link->stream->Abort();
-    return welcomed.ok() ? taken : conf_.NameSource(welcomed);
+    if (welcomed.ok()) return taken;
+    absl::string_view what = welcomed.message();
+    if (absl::ConsumePrefix(&what, "devices:")) {
+      return absl::Status(welcomed.code(), absl::StrCat(devices_source_, ":", what));
+    }
+    return conf_.NameSource(welcomed);
   }
   link->session_id = welcome.session_id();
   link->name = welcome.name();
@@ -128,24 +143,27 @@ absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume,
 
 // Of the first session it learns what there is; later ones have to be of the same devices.
 absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
-  const bool first = devices_.empty();
-  if (!first && static_cast<size_t>(welcome.devices_size()) != devices_.size()) {
-    return absl::FailedPreconditionError(absl::StrCat("the daemon's number of devices changed from ", devices_.size(),
+  const std::vector<DeviceInfo>& known = devices();
+  const bool first = known.empty();
+  if (!first && static_cast<size_t>(welcome.devices_size()) != known.size()) {
+    return absl::FailedPreconditionError(absl::StrCat("the daemon's number of devices changed from ", known.size(),
                                                       " to ", welcome.devices_size(),
                                                       ": connect again with a new client"));
   }
   if (!first) {
     for (const v1::Welcome::DeviceGrant& grant : welcome.devices()) {
-      const DeviceInfo& info = devices_[grant.device().ordinal()];
+      const DeviceInfo& info = known[grant.device().ordinal()];
       if (info.uuid != grant.device().uuid()) {
         return absl::FailedPreconditionError(absl::StrCat("the daemon's device ", info.ordinal, " changed from ",
                                                           info.uuid, " to ", grant.device().uuid(),
                                                           ": connect again with a new client"));
       }
+      if (leases()) leased(grant.device().ordinal()).SetCapacity(grant.device().capacity_bytes());
       SetLimit(grant.device().ordinal(), grant.limit_bytes());
       // Who asked for it did so over the old stream, or of a daemon that has gone. It is asked for again if need be.
       if (leases()) leased(grant.device().ordinal()).HoldRecording(0);
     }
+    TakeDevices(welcome);
     return absl::OkStatus();
   }
   for (const std::string& warning : welcome.warnings()) warnings_.push_back(absl::StrCat(conf_.source, ": ", warning));
@@ -160,13 +178,7 @@ absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
   }
   limits_ = std::make_unique<std::atomic<uint64_t>[]>(static_cast<size_t>(welcome.devices_size()));
   for (const v1::Welcome::DeviceGrant& grant : welcome.devices()) {
-    const int ordinal = static_cast<int>(devices_.size());
-    devices_.push_back({.ordinal = ordinal,
-                        .uuid = grant.device().uuid(),
-                        .name = grant.device().name(),
-                        .kind = grant.device().kind() == v1::DEVICE_KIND_CUDA ? "cuda" : "host",
-                        .total_bytes = grant.device().total_bytes(),
-                        .capacity_bytes = grant.device().capacity_bytes()});
+    const int ordinal = static_cast<int>(heaps_.size());
     if (leases()) {
       auto heap = std::make_unique<LeasedHeap>(this, &addresses_, ordinal, options, grant.device().capacity_bytes());
       heap->SetRecording(welcome.record_events(), /*exact_times=*/false);
@@ -178,11 +190,27 @@ absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
   }
   {
     MutexLock lock(reports_mu_);
-    reported_.resize(devices_.size());
+    reported_.resize(heaps_.size());
   }
   MutexLock lock(devices_mu_);
-  opened_.resize(devices_.size());
+  opened_.resize(heaps_.size());
+  TakeDevices(welcome);
   return absl::OkStatus();
+}
+
+void SessionClient::TakeDevices(const v1::Welcome& welcome) {
+  std::vector<DeviceInfo> said;
+  for (const v1::Welcome::DeviceGrant& grant : welcome.devices()) {
+    said.push_back({.ordinal = static_cast<int>(said.size()),
+                    .uuid = grant.device().uuid(),
+                    .name = grant.device().name(),
+                    .kind = grant.device().kind() == v1::DEVICE_KIND_CUDA ? "cuda" : "host",
+                    .total_bytes = grant.device().total_bytes(),
+                    .capacity_bytes = grant.device().capacity_bytes()});
+  }
+  const auto same = [](const DeviceInfo& a, const DeviceInfo& b) { return a.capacity_bytes == b.capacity_bytes; };
+  if (absl::c_equal(said, devices(), same)) return;
+  devices_.store(&device_lists_.emplace_back(std::move(said)), std::memory_order_release);
 }
 
 void SessionClient::SetLimit(uint32_t device, uint64_t bytes) {

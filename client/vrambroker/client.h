@@ -72,6 +72,11 @@ struct ClientOptions {
   // $VRAMBROKER_GUARANTEE, else all that the daemon's policy grants. Connect() fails when the policy allows less
   // (PERMISSION_DENIED) or others hold too much of it (RESOURCE_EXHAUSTED).
   std::optional<Limit> guarantee;
+  // The daemon's devices that the session uses, each by its ordinal ("0") or its UUID ("GPU-..."). It has nothing of
+  // the others, and its guarantee is taken on these alone. Empty: those of $VRAMBROKER_DEVICES, which has them between
+  // commas; else the GPUs that this process sees (CUDA_VISIBLE_DEVICES), or all devices if it sees all of them, or
+  // none.
+  std::vector<std::string> devices;
   // How long a request for which there is no memory waits for other sessions to give some back, at most an hour. Zero:
   // $VRAMBROKER_WAIT, else it fails as soon as those that hold reclaimable memory were asked for it.
   absl::Duration wait = absl::ZeroDuration();

@@ -174,10 +174,14 @@ typedef struct vrambroker_options {
   /* A request without memory waits so long for others to give some back; at most an hour. 0: $VRAMBROKER_WAIT, else not
    * at all. */
   int64_t wait_ms;
+  /* The daemon's devices that the session uses, between commas, each by its ordinal or its UUID: "0" or "GPU-...,1". It
+   * has nothing of the others, and its guarantee is taken on these alone. NULL: $VRAMBROKER_DEVICES, else the GPUs that
+   * this process sees (CUDA_VISIBLE_DEVICES), or all devices if it sees all of them, or none. */
+  const char* devices;
 } vrambroker_options;
 
 #define VRAMBROKER_OPTIONS_INIT \
-  { sizeof(vrambroker_options), VRAMBROKER_ABI_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(vrambroker_options), VRAMBROKER_ABI_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* `options` NULL: all defaults. FAILED_PRECONDITION when the program was compiled for another abi_version. */
 VRAMBROKER_API int vrambroker_connect(const vrambroker_options* options, vrambroker_client** client);
