@@ -54,16 +54,22 @@ void connection_close(struct connection* connection) {
   connection->is_open = 0;
 }
 
-_Static_assert(offsetof(struct vrambroker_count_request, guarantee_kind) == VRAMBROKER_COUNT_SHORT_REQUEST_BYTES,
-               "an older daemon's packets");
+_Static_assert(offsetof(struct vrambroker_count_request, guarantee_kind) == VRAMBROKER_COUNT_SHORT_REQUEST_BYTES &&
+                   offsetof(struct vrambroker_count_request, devices) == VRAMBROKER_COUNT_NO_DEVICES_REQUEST_BYTES,
+               "older daemons' packets");
+
+/* Older daemons know the shorter packets alone. */
+static size_t size_of(const struct vrambroker_count_request* request) {
+  if (request->devices[0] != '\0') return sizeof *request;
+  return request->guarantee_kind == VRAMBROKER_COUNT_LIMIT_NONE ? VRAMBROKER_COUNT_SHORT_REQUEST_BYTES
+                                                                : VRAMBROKER_COUNT_NO_DEVICES_REQUEST_BYTES;
+}
 
 static int exchange(struct connection* connection, const struct vrambroker_count_request* request, uint64_t timeout_ms,
                     enum holding holding, struct vrambroker_count_answer* answer) {
   if (!connection_is_ours(connection)) return -1;
   ssize_t bytes;
-  /* A daemon before guarantees knows the short packet alone. */
-  const size_t size =
-      request->guarantee_kind == VRAMBROKER_COUNT_LIMIT_NONE ? VRAMBROKER_COUNT_SHORT_REQUEST_BYTES : sizeof *request;
+  const size_t size = size_of(request);
   do {
     bytes = send(connection->descriptor, request, size, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (bytes < 0 && errno == EINTR);

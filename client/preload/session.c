@@ -155,6 +155,7 @@ static enum opening begin(char* message) {
                                            .guarantee_bytes = settings_now->guarantee.bytes,
                                            .guarantee_fraction = settings_now->guarantee.fraction};
   memcpy(hello.name, settings_now->name, sizeof hello.name);
+  memcpy(hello.devices, settings_now->devices, sizeof hello.devices);
   memcpy(hello.token, session.token, sizeof hello.token);
   struct vrambroker_count_answer answer;
   enum opening result = UNREACHABLE;

@@ -33,6 +33,16 @@ static void read_duration(struct settings* to, const char* name, uint64_t* milli
   }
 }
 
+static void read_devices(struct settings* to) {
+  const char* text = getenv("VRAMBROKER_DEVICES");
+  if (text == NULL) return;
+  if (strlen(text) >= sizeof to->devices) {
+    snprintf(to->error, sizeof to->error, "VRAMBROKER_DEVICES is longer than %zu bytes", sizeof to->devices - 1);
+    return;
+  }
+  strcpy(to->devices, text);
+}
+
 static int is_yes(struct settings* to, const char* name, const char* no, const char* yes) {
   const char* text = getenv(name);
   if (text == NULL || *text == '\0' || strcmp(text, no) == 0) return 0;
@@ -52,6 +62,7 @@ static void read_settings(struct settings* to) {
   }
   read_limit(to, "VRAMBROKER_LIMIT", &to->limit);
   read_limit(to, "VRAMBROKER_GUARANTEE", &to->guarantee);
+  read_devices(to);
   const char* name = getenv("VRAMBROKER_NAME");
   if (name != NULL) (void)name_clean(name, strlen(name), to->name, to->note);
   to->reconnect_ms = 60000;

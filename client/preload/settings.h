@@ -19,6 +19,7 @@ struct settings {
   char socket_path[108];     /* VRAMBROKER_SOCKET_DIR and the socket's name */
   struct limit limit;        /* VRAMBROKER_LIMIT */
   struct limit guarantee;    /* VRAMBROKER_GUARANTEE */
+  char devices[512];         /* VRAMBROKER_DEVICES; empty: all */
   char name[128];            /* VRAMBROKER_NAME */
   char note[192];            /* where the name is not the one that was asked for */
   uint64_t wait_ms;          /* VRAMBROKER_WAIT; 0: not at all */

@@ -475,8 +475,10 @@ void CommandLine::AddRun() {
                   "Default: in one of its own, "
                   "which ends with the program.")
       ->type_name("NAME");
-  run->add_flag("--per-process", flags.per_process,
-                "Make no claim: --limit binds each process by itself. For users whom the policy lets make none.")
+  run->add_flag(
+         "--per-process", flags.per_process,
+         "Make no claim: --limit and --device hold for each process by itself. For users whom the policy lets make "
+         "none.")
       ->disable_flag_override();
   run->add_option("--name", flags.name, "Name of its sessions. Default: the command name of each process.")
       ->type_name("NAME");

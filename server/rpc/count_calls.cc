@@ -10,12 +10,16 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "server/identity/policy.h"
 #include "server/identity/process_info.h"
 #include "server/requests/charges.h"
 #include "server/sessions/counted_session.h"
+#include "server/sessions/named_devices.h"
 
 namespace vrambroker {
 namespace {
@@ -52,7 +56,16 @@ absl::StatusOr<std::optional<Limit>> LimitOf(absl::string_view field, uint32_t k
   }
 }
 
-absl::StatusOr<OpenOptions> OptionsOf(const CountRequest& request) {
+absl::StatusOr<std::vector<uint32_t>> DevicesOf(const CountRequest& request, absl::Span<SegmentPool* const> pools) {
+  const absl::string_view text(request.devices, strnlen(request.devices, sizeof request.devices));
+  if (text.size() == sizeof request.devices) return absl::InvalidArgumentError("devices: does not end with a NUL");
+  std::vector<std::string> names;
+  if (!text.empty()) names = absl::StrSplit(text, ',');
+  for (std::string& name : names) absl::StripAsciiWhitespace(&name);
+  return NamedDevices(names, pools);
+}
+
+absl::StatusOr<OpenOptions> OptionsOf(const CountRequest& request, absl::Span<SegmentPool* const> pools) {
   const size_t length = strnlen(request.name, sizeof request.name);
   if (length == sizeof request.name) return absl::InvalidArgumentError("name: does not end with a NUL");
   OpenOptions options{.name = std::string(request.name, length), .placement = Placement::kCounted};
@@ -60,6 +73,9 @@ absl::StatusOr<OpenOptions> OptionsOf(const CountRequest& request) {
       LimitOf("limit", request.limit_kind, request.limit_bytes, request.limit_fraction);
   if (!limit.ok()) return limit.status();
   options.limit = *limit;
+  absl::StatusOr<std::vector<uint32_t>> devices = DevicesOf(request, pools);
+  if (!devices.ok()) return devices.status();
+  options.devices = *std::move(devices);
   return options;
 }
 
@@ -163,7 +179,7 @@ void CountCalls::Hello(const Caller& caller, const CountRequest& request, const 
   if (const absl::Status admitted = calls_.Admit(caller.user()).status; !admitted.ok()) {
     return done(absl::UnavailableError(admitted.message()));
   }
-  const absl::StatusOr<OpenOptions> options = OptionsOf(request);
+  const absl::StatusOr<OpenOptions> options = OptionsOf(request, broker_.pools());
   if (!options.ok()) return done(options.status());
   const absl::StatusOr<std::optional<Limit>> guarantee =
       LimitOf("guarantee", request.guarantee_kind, request.guarantee_bytes, request.guarantee_fraction);

@@ -181,14 +181,15 @@ bool CountSocket::ReadPacket(Connection& connection) {
   }
   if (connection.socket.HasUnread() || !line.StartCall()) return false;  // it has to wait for its answers
   line.ForgetGrant();
-  const bool is_request = size == sizeof(CountRequest) || size == VRAMBROKER_COUNT_SHORT_REQUEST_BYTES;
+  const bool is_request = size == sizeof(CountRequest) || size == VRAMBROKER_COUNT_NO_DEVICES_REQUEST_BYTES ||
+                          size == VRAMBROKER_COUNT_SHORT_REQUEST_BYTES;
   const auto refuse = [&](const absl::Status& status) {
     return line.Answer(CountAnswerOf(is_request ? packet.request.call : 0, status));
   };
   if (!is_request) {
-    return refuse(
-        absl::InvalidArgumentError(absl::StrCat("a packet of ", size, " bytes: a request has ",
-                                                VRAMBROKER_COUNT_SHORT_REQUEST_BYTES, " or ", sizeof(CountRequest))));
+    return refuse(absl::InvalidArgumentError(
+        absl::StrCat("a packet of ", size, " bytes: a request has ", VRAMBROKER_COUNT_SHORT_REQUEST_BYTES, ", ",
+                     VRAMBROKER_COUNT_NO_DEVICES_REQUEST_BYTES, " or ", sizeof(CountRequest))));
   }
   const CountRequest& request = packet.request;
   if (request.version != VRAMBROKER_COUNT_VERSION) {

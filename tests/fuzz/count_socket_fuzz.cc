@@ -138,6 +138,7 @@ class Run {
     static constexpr uint64_t kBytes[] = {2_MiB,  2_MiB, 4_MiB, 16_MiB, 32_MiB,       64_MiB,
                                           66_MiB, 0,     1,     3_MiB,  ~uint64_t{0}, ~uint64_t{0} - 2_MiB + 1};
     static constexpr uint64_t kWaits[] = {0, 0, 1, 5, ~uint64_t{0}};
+    static constexpr const char* kDevices[] = {"", "0", "1", "0, 1", "2", "HOST-1", ",", "\xff"};
     const uint64_t form = bytes_.Next();
     Request request = ToOpen();
     request.call = bytes_.Pick(kCalls);
@@ -150,6 +151,7 @@ class Run {
       const std::string rest = bytes_.Take(16);
       std::memcpy(&request.limit_fraction, rest.data(), std::min(rest.size(), sizeof request.limit_fraction));
       std::memcpy(request.name, rest.data(), rest.size());
+      std::strcpy(request.devices, bytes_.Pick(kDevices));
     }
     if (form >= 250) {  // at any place
       auto* const raw = reinterpret_cast<uint8_t*>(&request);

@@ -88,14 +88,18 @@ TEST_F(CountSocketHostileTest, PacketsOfOtherSizes) {
       packet.resize(size, '\0');
       ASSERT_TRUE(client->SendBytes(packet)) << size;
       ASSERT_OK_AND_ASSIGN(const CountAnswer answer, client->Receive());
-      EXPECT_STATUS(StatusOfAnswer(answer), StatusCode::kInvalidArgument, "a request has 192 or 216") << size;
+      EXPECT_STATUS(StatusOfAnswer(answer), StatusCode::kInvalidArgument, "a request has 192, 216 or 728") << size;
     }
   }
   EXPECT_EQ(opened.ChargedBytes(), 2_MiB);
   const std::string hello = BytesOf(CountHello("fresh"));
-  ASSERT_TRUE(fresh.SendBytes(hello.substr(0, VRAMBROKER_COUNT_SHORT_REQUEST_BYTES))) << "an older program's";
-  ASSERT_OK_AND_ASSIGN(const CountAnswer welcome, fresh.Receive());
-  EXPECT_OK(StatusOfAnswer(welcome)) << "the connection is none the worse";
+  ASSERT_OK_AND_ASSIGN(CountClient older, CountClient::Connect(dir()));
+  for (const auto& [client, size] : {std::pair(&fresh, VRAMBROKER_COUNT_SHORT_REQUEST_BYTES),
+                                     std::pair(&older, VRAMBROKER_COUNT_NO_DEVICES_REQUEST_BYTES)}) {
+    ASSERT_TRUE(client->SendBytes(hello.substr(0, size))) << "an older program's";
+    ASSERT_OK_AND_ASSIGN(const CountAnswer welcome, client->Receive());
+    EXPECT_OK(StatusOfAnswer(welcome)) << size;
+  }
   // An empty packet looks like the end.
   ASSERT_TRUE(fresh.SendBytes(""));
   EXPECT_TRUE(WaitFor([&] { return fresh.HasEnded(); }));
@@ -191,6 +195,25 @@ TEST_F(CountSocketHostileTest, LimitsAndNames) {
   }
   ASSERT_OK_AND_ASSIGN(CountClient unnamed, Open(""));
   EXPECT_FALSE(raw_->GetSession(Ref(unnamed.session()))->name().empty()) << "the command's";
+}
+
+TEST_F(CountSocketHostileTest, Devices) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  CountRequest hello = CountHello("devices");
+  const auto error = [&] { return CountClient::Open(dir(), hello).status(); };
+  for (const char* const devices : {",", "0,", " ", "first", "0;1", "\xff", "0\n0"}) {
+    std::strcpy(hello.devices, devices);
+    EXPECT_STATUS(error(), StatusCode::kInvalidArgument, "devices: '") << devices;
+  }
+  for (const char* const devices : {"1", "0,4294967296", "GPU-00000000-0000-0000-0000-000000000000"}) {
+    std::strcpy(hello.devices, devices);
+    EXPECT_STATUS(error(), StatusCode::kNotFound, "devices: no device ") << devices;
+  }
+  std::memset(hello.devices, '0', sizeof hello.devices);
+  EXPECT_STATUS(error(), StatusCode::kInvalidArgument, "devices: does not end with a NUL");
+  for (size_t i = 1; i < sizeof hello.devices; i += 2) hello.devices[i] = ',';
+  hello.devices[sizeof hello.devices - 1] = '\0';
+  EXPECT_STATUS(error(), StatusCode::kInvalidArgument, "devices: 256 are named; at most 64");
 }
 
 TEST_F(CountSocketHostileTest, HelloAgainAndWaitOnTheMainConnection) {

@@ -142,6 +142,16 @@ TEST_F(RunTest, AGuaranteeOfTheEnvironmentDoesNotCountInAClaim) {
   EXPECT_EQ(result.out, "2MiB\n") << "each process has its own";
 }
 
+TEST_F(RunTest, DevicesAreTheClaimsOrNamedByEachProcess) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  const auto named = [&](const Arguments& flags) {
+    return RunShell(flags, "printenv VRAMBROKER_DEVICES", {{"VRAMBROKER_DEVICES", "5"}}).out;
+  };
+  EXPECT_EQ(named({"--device=0"}), "");
+  EXPECT_EQ(named({"--device=0", "--device=1", "--per-process"}), "0,1\n");
+  EXPECT_EQ(named({}), "5\n");
+}
+
 TEST_F(RunTest, SessionsOfItsProcessesShareTheLimit) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_OK_AND_ASSIGN(const auto running, StartShell("echo $VRAMBROKER_SOCKET_DIR; read line", {"--limit=64MiB"}));

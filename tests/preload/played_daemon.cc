@@ -145,7 +145,10 @@ void PlayedDaemon::Serve(int connection) {
   std::optional<std::string> reply;
   bool hang_up = false;
   const ssize_t size = recv(connection, &request, sizeof request, MSG_DONTWAIT);
-  if (size != static_cast<ssize_t>(sizeof request) && size != VRAMBROKER_COUNT_SHORT_REQUEST_BYTES) {
+  const bool is_known = size == static_cast<ssize_t>(sizeof request) ||
+                        size == VRAMBROKER_COUNT_NO_DEVICES_REQUEST_BYTES ||
+                        size == VRAMBROKER_COUNT_SHORT_REQUEST_BYTES;
+  if (!is_known || size > most_request_bytes_) {
     hang_up = true;
   } else {
     const std::lock_guard<std::mutex> lock(mu_);

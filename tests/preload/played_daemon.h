@@ -4,6 +4,9 @@
 #ifndef VRAMBROKER_TESTS_PRELOAD_PLAYED_DAEMON_H_
 #define VRAMBROKER_TESTS_PRELOAD_PLAYED_DAEMON_H_
 
+#include <sys/types.h>
+
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -32,6 +35,8 @@ class PlayedDaemon {
   ~PlayedDaemon();
 
   const std::string& socket_dir() const { return folder_; }
+  // Refuses longer packets, as an older daemon.
+  void set_most_request_bytes(ssize_t bytes) { most_request_bytes_ = bytes; }
   void set_distort(const Distort& distort);
   // The answer ends the connection instead.
   void set_hang_up(bool hang_up);
@@ -66,6 +71,7 @@ class PlayedDaemon {
   UniqueFd wake_;  // of the thread: to end, or to hang up
   mutable std::mutex mu_;
   Distort distort_;
+  std::atomic<ssize_t> most_request_bytes_ = sizeof(Request);
   bool hang_up_ = false;
   std::optional<uint32_t> hang_up_after_;
   std::optional<uint32_t> held_back_call_;

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -143,6 +144,20 @@ TEST_F(PreloadProtocol, ADeviceThatIsNotServedAnyMoreIsNotCountedAnyMore) {
   daemon.HangUpAfter(VRAMBROKER_COUNT_CHARGE);
   EXPECT_EQ(program.Ask("alloc plain 60M"), "0");
   EXPECT_EQ(daemon.charged(), 0u);
+}
+
+TEST_F(PreloadProtocol, AnOlderDaemonServesProgramsThatAskItForNothingNewer) {
+  for (const auto& [most, known, newer] :
+       {std::tuple(VRAMBROKER_COUNT_SHORT_REQUEST_BYTES, "VRAMBROKER_NAME", "VRAMBROKER_GUARANTEE"),
+        std::tuple(VRAMBROKER_COUNT_NO_DEVICES_REQUEST_BYTES, "VRAMBROKER_GUARANTEE", "VRAMBROKER_DEVICES")}) {
+    PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
+    daemon.set_most_request_bytes(most);
+    Program served = RunPacking(daemon, {{known, "1B"}});
+    EXPECT_EQ(served.Ask("alloc plain 2M"), "0") << served.ErrorText();
+    Program refused = RunPacking(daemon, {{newer, "1B"}});
+    EXPECT_EQ(refused.Ask("alloc plain 2M"), "2");
+    EXPECT_THAT(refused.ErrorText(), HasSubstr("does not answer as it should: is it of this version"));
+  }
 }
 
 // --- Daemons that answer wrongly: as if there were none, and never in a hot loop ---

@@ -174,13 +174,20 @@ TEST_F(PreloadRun, WhatAProgramLeavesBehindHasNoClaimAnyMoreAndIsToldSo) {
   EXPECT_THAT(program.ErrorText(), HasSubstr("is no more: vramctl claim ls shows"));
 }
 
-TEST_F(PreloadRun, ItUsesTheDevicesOfItsClaim) {
+TEST_F(PreloadRun, ItUsesTheDevicesOfItsClaimAndThoseThatItNames) {
   StartDaemon("64MiB");
   for (const char* device : {"--device=0", "--device=1"}) {
     Program program = RunScript({device, "--limit=24MiB"}, "exec " + Probe());
     EXPECT_EQ(program.Ask("info"), Info(24, 24)) << device;
   }
+  for (const char* device : {"--device=0", "--device=1"}) {
+    Program program = RunScript({device, "--limit=24MiB", "--per-process"}, "exec " + Probe());
+    EXPECT_EQ(program.Ask("info"), Info(24, 24)) << device;
+  }
   // Who chooses others is refused, and told why: the daemon's device 0 is the program's second one.
+  Program named = RunScript({"--device=0", "--per-process"}, "CUDA_VISIBLE_DEVICES=0 exec " + Probe());
+  EXPECT_EQ(named.Ask("alloc plain 4M"), "2");
+  EXPECT_THAT(named.ErrorText(), HasSubstr("it has named 0"));
   Program other = RunScript({"--device=0", "--limit=24MiB"}, "CUDA_VISIBLE_DEVICES=0 exec " + Probe());
   EXPECT_EQ(other.Ask("alloc plain 4M"), "2");
   EXPECT_THAT(other.ErrorText(), HasSubstr("has nothing of this device"));

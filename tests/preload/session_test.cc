@@ -134,6 +134,32 @@ TEST_F(PreloadSession, AGuaranteeIsAskedForAsOthersDo) {
   EXPECT_THAT(wrong.ErrorText(), HasSubstr("VRAMBROKER_GUARANTEE: 'much' is not a share or a size"));
 }
 
+// Devices keep guarantees for those programs alone that name them. A program's first device is the daemon's device 1.
+TEST_F(PreloadSession, AProgramNamesItsDevices) {
+  StartDaemon("64MiB", R"(rules { guarantee { fraction: 0.4 } limit { fraction: 1 } })");
+  const auto run = [&](const std::string& devices, const std::string& visible) {
+    return Run("dlsym",
+               {{"VRAMBROKER_DEVICES", devices}, {"VRAMBROKER_GUARANTEE", "0.4"}, {"CUDA_VISIBLE_DEVICES", visible}});
+  };
+  Program first = run("1", "0");
+  Program second = run("1", "0");
+  Program third = run("0", "1");
+  for (Program* program : {&first, &second, &third}) {
+    EXPECT_EQ(program->Ask("alloc plain 24M"), "0") << program->ErrorText();
+  }
+  Program other = run("0", "0");
+  EXPECT_EQ(other.Ask("alloc plain 2M"), "2");
+  EXPECT_THAT(other.ErrorText(), HasSubstr("it has named 0"));
+  EXPECT_EQ(other.Ask("info"), Info(0, 0));
+  for (const auto& [devices, error] :
+       {std::pair(std::string("7"), "devices: no device 7; the daemon has 0 ("),
+        std::pair(std::string(512, '0'), "VRAMBROKER_DEVICES is longer than 511 bytes")}) {
+    Program wrong = run(devices, "0");
+    EXPECT_EQ(wrong.Ask("alloc plain 2M"), "2");
+    EXPECT_THAT(wrong.ErrorText(), HasSubstr(error));
+  }
+}
+
 TEST_F(PreloadSession, AFractionIsOfTheCapacity) {
   StartDaemon("64MiB");
   for (const char* limit : {"0.25", "0.25 "}) {

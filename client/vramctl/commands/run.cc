@@ -76,8 +76,8 @@ absl::Status CheckFlags(const RunFlags& flags) {
     return wrong("--device", "cannot be combined with --claim, which has its own");
   }
   if (flags.per_process && flags.report) return wrong("--report", "needs a claim: not with --per-process");
-  if (flags.per_process && (!flags.guarantee.empty() || !flags.devices.empty())) {
-    return wrong(flags.guarantee.empty() ? "--device" : "--guarantee", "needs a claim: not with --per-process");
+  if (flags.per_process && !flags.guarantee.empty()) {
+    return wrong("--guarantee", "needs a claim: not with --per-process");
   }
   v1::ClaimTerms terms;
   absl::Status status = SetLimitOf("--limit", flags.limit, [&] { return terms.mutable_limit(); });
@@ -149,12 +149,12 @@ bool IsGpu(const v1::Device& device) {
   return device.kind() == v1::DEVICE_KIND_CUDA;
 }
 
-// The GPUs of the claim, by UUID, for a program that would otherwise use the first one of all. Empty where the claim
-// has every device, or its devices are no GPUs.
-std::string VisibleDevices(const v1::GetDevicesResponse& all, const v1::Claim& claim) {
-  if (claim.terms().devices().empty() || claim.terms().devices_size() == all.devices_size()) return "";
+// The GPUs of the terms, by UUID, for a program that would otherwise use the first one of all. Empty where the terms
+// have every device, or their devices are no GPUs.
+std::string VisibleDevices(const v1::GetDevicesResponse& all, const v1::ClaimTerms& terms) {
+  if (terms.devices().empty() || terms.devices_size() == all.devices_size()) return "";
   std::vector<std::string> uuids;
-  for (const uint32_t ordinal : claim.terms().devices()) {
+  for (const uint32_t ordinal : terms.devices()) {
     for (const v1::Device& device : all.devices()) {
       if (device.ordinal() == ordinal && IsGpu(device)) uuids.push_back(device.uuid());
     }
@@ -192,14 +192,20 @@ absl::StatusOr<Surroundings> SurroundingsFor(const Context& context) {
         "vramctl: the daemon serves no GPU: of what the program allocates, only what it asks the daemon for is "
         "counted\n");
   }
-  if (flags.per_process) return Surroundings{.has_daemon = true, .socket_dir = SocketDirOf(context)};
+  if (flags.per_process) {
+    v1::ClaimTerms terms;
+    status = SetDevices(flags.devices, &terms);
+    if (!status.ok()) return status;
+    return Surroundings{
+        .has_daemon = true, .socket_dir = SocketDirOf(context), .visible_devices = VisibleDevices(all, terms)};
+  }
   absl::StatusOr<v1::Claim> claim = flags.claim.empty() ? MakeClaim(*daemon, flags) : JoinClaim(*daemon, flags.claim);
   if (absl::IsUnavailable(claim.status())) {  // in the words of gRPC
     return absl::UnavailableError(
         absl::StrCat("the daemon has given no claim (", claim.status().message(), "); try again"));
   }
   if (!claim.ok()) return claim.status();
-  std::string visible = VisibleDevices(all, *claim);
+  std::string visible = VisibleDevices(all, claim->terms());
   absl::StatusOr<std::string> socket_dir = SocketDirOfClaim(context, *claim);
   if (!socket_dir.ok()) return socket_dir.status();
   return Surroundings{.has_daemon = true,
@@ -259,6 +265,11 @@ absl::Status RunProgram(const Context& context) {
     variables.Remove("VRAMBROKER_LIMIT");  // the claim has it
   } else if (!flags.limit.empty()) {
     variables.Set("VRAMBROKER_LIMIT", LimitVariable(flags.limit));
+  }
+  if (!flags.devices.empty() && is_made) {
+    variables.Remove("VRAMBROKER_DEVICES");  // the claim has them
+  } else if (!flags.devices.empty()) {
+    variables.Set("VRAMBROKER_DEVICES", absl::StrJoin(flags.devices, ","));
   }
   if (const char* const guarantee = std::getenv("VRAMBROKER_GUARANTEE");
       !claim.name().empty() && guarantee != nullptr) {

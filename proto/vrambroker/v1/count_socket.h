@@ -15,8 +15,8 @@
 #define VRAMBROKER_COUNT_UNIT_BYTES (UINT64_C(2) << 20)
 
 enum vrambroker_count_call {
-  /* Opens a session of the calling process; `name`, `limit_*`, `guarantee_*`. With the `token` of a session whose
-     connection is lost, that one goes on, as it was charged. */
+  /* Opens a session of the calling process; `name`, `limit_*`, `guarantee_*`, `devices`. With the `token` of a session
+     whose connection is lost, that one goes on, as it was charged. */
   VRAMBROKER_COUNT_HELLO = 1,
   VRAMBROKER_COUNT_JOIN = 2,     /* another connection of the process to its session `token` */
   VRAMBROKER_COUNT_HOLD = 3,     /* the session has `bytes` on `device` already, from before this daemon knew of it */
@@ -44,14 +44,17 @@ struct vrambroker_count_request {
   double limit_fraction;
   uint8_t token[16];
   char name[128]; /* UTF-8, ends with a NUL; empty: the command name of the process */
-  /* A packet of an older program ends here, and one without a guarantee may. */
+  /* A packet of an older program ends here, and one without a guarantee and devices may. */
   uint32_t guarantee_kind; /* enum vrambroker_count_limit: what is kept free for the session on each device */
   uint32_t padding;        /* 0 */
   uint64_t guarantee_bytes;
   double guarantee_fraction;
+  /* A packet of an older program may end here, and one without devices may. */
+  char devices[512]; /* that the session uses, as "0,GPU-...": ordinals or UUIDs; ends with a NUL; empty: all */
 };
 
-#define VRAMBROKER_COUNT_SHORT_REQUEST_BYTES 192 /* without the last fields */
+#define VRAMBROKER_COUNT_SHORT_REQUEST_BYTES 192      /* without the guarantee and what follows it */
+#define VRAMBROKER_COUNT_NO_DEVICES_REQUEST_BYTES 216 /* without `devices` */
 
 /* The daemon's answer. `code` is a gRPC status code; 0: OK. */
 struct vrambroker_count_answer {
