@@ -44,8 +44,8 @@ class CountCalls {
 
   // A session of the caller's process: the one whose token the client has, if its connection has ended, else a new one.
   // With a new one those of the process that are disconnected go: it is another program by now. Errors of
-  // Broker::OpenSession(), ResumeCounted() and SessionLimits::KeepGuarantee(); Aborted when an operator has ended the
-  // session that the process had.
+  // NamedDevices(), Broker::OpenSession(), ResumeCounted() and SessionLimits::KeepGuarantee(); Aborted when an operator
+  // has ended the session that the process had.
   void Hello(const Caller& caller, const CountRequest& request, const Opened& opened) const;
   // NotFound: no session of the caller's process has this token.
   struct Joined {

@@ -119,8 +119,8 @@ TEST_F(CountSocketTest, ASessionHasNothingOfDevicesThatItDoesNotName) {
   EXPECT_EQ(client.Info(0)->limit_bytes, 0u);
   EXPECT_EQ(client.Info(1)->limit_bytes, 256_MiB);
   ASSERT_OK_AND_ASSIGN(CountClient joined, client.Join());
-  EXPECT_STATUS(client.Charge(2_MiB, 0), StatusCode::kResourceExhausted, "it has named 1");
-  EXPECT_STATUS(joined.Wait(2_MiB, 3'600'000, 0), StatusCode::kResourceExhausted, "it has named 1");
+  EXPECT_STATUS(client.Charge(2_MiB, 0), StatusCode::kResourceExhausted, "named other devices: 1");
+  EXPECT_STATUS(joined.Wait(2_MiB, 3'600'000, 0), StatusCode::kResourceExhausted, "named other devices: 1");
   EXPECT_OK(client.Charge(100_MiB, 1));
   // HOLD charges nothing there: what the program has is others' use of the device.
   ASSERT_OK_AND_ASSIGN(const CountAnswer held, joined.Call(MakeCountRequest(VRAMBROKER_COUNT_HOLD, 0, 2_MiB)));

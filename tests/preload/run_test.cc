@@ -187,7 +187,7 @@ TEST_F(PreloadRun, ItUsesTheDevicesOfItsClaimAndThoseThatItNames) {
   // Who chooses others is refused, and told why: the daemon's device 0 is the program's second one.
   Program named = RunScript({"--device=0", "--per-process"}, "CUDA_VISIBLE_DEVICES=0 exec " + Probe());
   EXPECT_EQ(named.Ask("alloc plain 4M"), "2");
-  EXPECT_THAT(named.ErrorText(), HasSubstr("it has named 0"));
+  EXPECT_THAT(named.ErrorText(), HasSubstr("named other devices: 0"));
   Program other = RunScript({"--device=0", "--limit=24MiB"}, "CUDA_VISIBLE_DEVICES=0 exec " + Probe());
   EXPECT_EQ(other.Ask("alloc plain 4M"), "2");
   EXPECT_THAT(other.ErrorText(), HasSubstr("has nothing of this device"));

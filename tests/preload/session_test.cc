@@ -149,7 +149,7 @@ TEST_F(PreloadSession, AProgramNamesItsDevices) {
   }
   Program other = run("0", "0");
   EXPECT_EQ(other.Ask("alloc plain 2M"), "2");
-  EXPECT_THAT(other.ErrorText(), HasSubstr("it has named 0"));
+  EXPECT_THAT(other.ErrorText(), HasSubstr("named other devices: 0"));
   EXPECT_EQ(other.Ask("info"), Info(0, 0));
   for (const auto& [devices, error] :
        {std::pair(std::string("7"), "devices: no device 7; the daemon has 0 ("),
