@@ -157,7 +157,8 @@ Json ToJson(const v1::Claim& claim) {
                        {"waiting", device.waiting()},
                        {"peak_bytes", device.peak_bytes()},
                        {"waits", device.waits()},
-                       {"waited_ms", device.waited_ms()}});
+                       {"waited_ms", device.waited_ms()},
+                       {"refusals", device.refusals()}});
   }
   Json labels = Json::object();
   for (const auto& [key, value] : std::map<std::string, std::string>(terms.labels().begin(), terms.labels().end())) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -243,13 +242,7 @@ HttpResponse HttpApi::State() const {
   Json sessions = Json::array();
   for (const SessionView& session : view.sessions) sessions.push_back(ToJson(ToProto(session)));
   Json claims = Json::array();
-  for (const ClaimView& claim : view.claims) {
-    Json& json = claims.emplace_back(ToJson(ToProto(claim, sources_.socket_dir)));
-    for (size_t i = 0; i < claim.devices.size(); ++i) {
-      const auto& ooms = claim.devices[i].ooms;
-      json["devices"][i]["refusals"] = std::accumulate(ooms.begin(), ooms.end(), uint64_t{0});
-    }
-  }
+  for (const ClaimView& claim : view.claims) claims.push_back(ToJson(ToProto(claim, sources_.socket_dir)));
   return JsonAnswer(Json{{"time", TimeText(std::chrono::system_clock::now())},
                          {"daemon_version", std::string(kVersion)},
                          {"run_id", broker_.run_id()},

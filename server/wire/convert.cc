@@ -4,6 +4,7 @@
 #include <google/protobuf/util/time_util.h>
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "absl/container/inlined_vector.h"
@@ -222,7 +223,8 @@ v1::Claim ToProto(const ClaimView& info, const std::string& socket_dir) {
     device->set_peak_bytes(from.peak_bytes);
     device->set_waits(from.waits.waits);
     device->set_waited_ms(static_cast<uint64_t>(from.waits.waited.count()));
-    for (const uint64_t count : from.ooms) refusals += count;
+    device->set_refusals(std::accumulate(from.ooms.begin(), from.ooms.end(), uint64_t{0}));
+    refusals += device->refusals();
   }
   claim.set_refusals(refusals);
   return claim;

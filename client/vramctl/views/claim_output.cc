@@ -39,7 +39,7 @@ std::string ClaimsTable(const v1::ListClaimsResponse& claims, const UserNames& u
                       absl::StrCat(claim.sessions()), absl::StrCat(device.device()), FormatBytes(device.limit_bytes()),
                       FormatBytes(device.guarantee_bytes()), FormatBytes(device.reserved_bytes()),
                       FormatBytes(device.allocated_bytes()), absl::StrCat(device.waiting()),
-                      absl::StrCat(claim.refusals())});
+                      absl::StrCat(device.refusals())});
     }
   }
   return Table(rows);

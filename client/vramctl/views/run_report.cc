@@ -26,6 +26,7 @@ v1::Claim ClaimSince(const v1::Claim& before, v1::Claim after) {
     v1::ClaimDevice& device = *after.mutable_devices(i);
     device.set_waits(Since(before.devices(i).waits(), device.waits()));
     device.set_waited_ms(Since(before.devices(i).waited_ms(), device.waited_ms()));
+    device.set_refusals(Since(before.devices(i).refusals(), device.refusals()));
   }
   return after;
 }
@@ -53,7 +54,8 @@ nlohmann::ordered_json RunReportJson(const v1::Claim& claim, int exit_code) {
                        {"limit_bytes", device.limit_bytes()},
                        {"peak_bytes", device.peak_bytes()},
                        {"waits", device.waits()},
-                       {"waited_ms", device.waited_ms()}});
+                       {"waited_ms", device.waited_ms()},
+                       {"refusals", device.refusals()}});
   }
   return {{"report",
            {{"claim", claim.name()},

@@ -19,6 +19,7 @@
 
 #include "allocator/device/process_files.h"
 #include "server/wire/claim_file.h"
+#include "server/wire/convert.h"
 #include "tests/unit/server/core/claims_fixture.h"
 
 namespace vrambroker {
@@ -56,6 +57,15 @@ TEST_F(ClaimsTest, ItsLimitBindsAllOfItsSessionsTogether) {
   ASSERT_TRUE(LeaseSegments(second, {40_MiB}, 1).ok());
   // A session outside has its own.
   ASSERT_TRUE(LeaseSegments(OpenLeasing("c"), {24_MiB}).ok());
+}
+
+TEST_F(ClaimsTest, RefusalsAreCountedForEachDevice) {
+  const SessionPtr session = Open("a", std::nullopt, In(Create("team", {.limit = 40_MiB})));
+  for (const uint64_t device : {0, 1, 1}) EXPECT_FALSE(Allocate(session, 50_MiB, device).ok());
+  const v1::Claim claim = ToProto(broker_->operator_view().Look().claims.at(0), "/run");
+  EXPECT_EQ(claim.refusals(), 3u);
+  EXPECT_EQ(claim.devices(0).refusals(), 1u);
+  EXPECT_EQ(claim.devices(1).refusals(), 2u);
 }
 
 // What the siblings do not use is theirs to have: before anybody is refused.

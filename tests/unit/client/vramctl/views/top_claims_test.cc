@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "allocator/base/bytes.h"
+#include "allocator/wire/admin_json.h"
+#include "client/vramctl/views/claim_output.h"
 #include "client/vramctl/views/top_claims.h"
 #include "client/vramctl/views/top_view.h"
 
@@ -50,12 +52,13 @@ v1::ClaimDevice& AddClaim(v1::ListClaimsResponse& claims, const std::string& nam
   claim.set_name(name);
   claim.set_state(v1::CLAIM_STATE_ACTIVE);
   claim.mutable_terms()->set_owner_uid(7);
-  claim.set_refusals(3);
+  claim.set_refusals(4);
   v1::ClaimDevice& device = *claim.add_devices();
   device.set_limit_bytes(80_MiB);
   device.set_reserved_bytes(reserved);
   device.set_left_behind_bytes(left_behind);
   device.set_allocated_bytes(reserved - left_behind);
+  device.set_refusals(3);
   return device;
 }
 
@@ -117,6 +120,8 @@ TEST_F(TopClaimsTest, TheRowSaysWhatTheClaimHas) {
   EXPECT_EQ(row.parts[Part::kFree], 30_MiB);  // of the claim's limit, not of its sessions'
   EXPECT_EQ(row.fragmentation, 0.0);
   EXPECT_EQ(row.ooms, 3u);
+  EXPECT_THAT(ClaimsTable(claims_, NameOfUser), HasSubstr(" 3\n"));
+  EXPECT_EQ(ToJson(claims_.claims(1))["devices"][0]["refusals"], 3);
 }
 
 TEST_F(TopClaimsTest, WhatWaitsInItsSessionsWaitsInTheClaim) {
