@@ -214,6 +214,7 @@ grpc::ServerUnaryReactor* AdminService::ListSessions(grpc::CallbackServerContext
   for (const SessionView& info : broker_.operator_view().Look().sessions) {
     if (!is_in_claim || info.terms.claim_id == asker->caller.claim) *response->add_sessions() = ToProto(info);
   }
+  response->set_run_id(broker_.run_id());
   return Reply(context, absl::OkStatus());
 }
 
@@ -470,6 +471,7 @@ grpc::ServerUnaryReactor* AdminService::ListOutOfMemory(grpc::CallbackServerCont
   }
   response->set_matching_events(events->size());
   response->set_own_only(own_only);
+  response->set_run_id(broker_.run_id());
   // How often others were refused is theirs to know.
   response->set_total_events(own_only ? own : broker_.refusals().log().total());
   if (request->max_events() > 0 && events->size() > request->max_events()) events->resize(request->max_events());

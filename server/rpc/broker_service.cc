@@ -175,6 +175,7 @@ grpc::ServerUnaryReactor* BrokerService::GetDevices(grpc::CallbackServerContext*
     if (is_observer) AddProcesses(*broker_.reconciliation().Get(i), device);
   }
   response->set_daemon_version(kVersion);
+  response->set_run_id(broker_.run_id());
   return Reply(context, absl::OkStatus());
 }
 

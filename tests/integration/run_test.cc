@@ -450,6 +450,25 @@ TEST_F(RunTest, TheReportSaysWhatItsProcessesHad) {
   EXPECT_THAT(RunShell({"--if-available", "--report"}, "true").err, HasSubstr("no report: "));
 }
 
+// It may have counted as much as the one before, and none of that is the program's.
+TEST_F(RunTest, TheReportCountsFromTheNextDaemonOn) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_EQ(Ctl({"claim", "create", "team", "--limit=64MiB"}).exit_code, 0);
+  const auto refuse = [&] {
+    ASSERT_OK_AND_ASSIGN(ClientProcess member, ClientProcess::Connect(dir() + "/claims/team", "member"));
+    EXPECT_FALSE(member.Call(absl::StrCat("alloc ", 65_MiB)).ok());
+  };
+  ASSERT_NO_FATAL_FAILURE(refuse());
+  ASSERT_OK_AND_ASSIGN(const auto running, StartShell("echo ready; read line", {"--claim=team", "--report"}));
+  ASSERT_OK(running->ReadLine());
+  daemon_->Kill();
+  ASSERT_OK(daemon_->Restart());
+  ASSERT_NO_FATAL_FAILURE(refuse());
+  ASSERT_OK(running->WriteLine("end"));
+  EXPECT_EQ(running->Wait().value_or(-1), 0);
+  EXPECT_THAT(running->ErrorText(), HasSubstr("1 request refused"));
+}
+
 // As another user, who has no right but those that everybody has.
 class RunAsUserTest : public RunTest {
  protected:

@@ -188,6 +188,28 @@ TEST_F(VramctlTest, Ooms) {
   EXPECT_FALSE(StrContains(text.out, " limit ")) << text.out;
 }
 
+TEST_F(VramctlTest, NumbersAreOfOneRunOfTheDaemon) {
+  // The run of all commands that print numbers, with a refusal and its session.
+  const auto run_of = [&] {
+    Client client = Connect("trainer").value();
+    EXPECT_FALSE(client.Allocate(512_MiB).ok());
+    const Json ooms = CtlJson({"ooms"});
+    EXPECT_EQ(ooms["total_events"], 1);
+    EXPECT_EQ(ooms["events"][0]["refusal"], 1);
+    const std::string run = ooms.value("run_id", "");
+    EXPECT_NE(run, "");
+    for (const Arguments& command :
+         std::vector<Arguments>{{"status"}, {"sessions"}, {"summary"}, {"watch", "--count=1"}}) {
+      EXPECT_EQ(CtlJson(command)["run_id"], run) << command[0];
+    }
+    return run;
+  };
+  const std::string first = run_of();
+  daemon_->Kill();
+  ASSERT_OK(daemon_->Restart());
+  EXPECT_NE(run_of(), first);
+}
+
 TEST_F(VramctlTest, LimitTrimAndEnd) {
   ASSERT_OK_AND_ASSIGN(ClientProcess client, ConnectProcess("trainer"));
   ASSERT_OK(client.Call("alloc 33554432"));

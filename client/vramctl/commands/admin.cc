@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -42,22 +41,20 @@ absl::StatusOr<v1::SessionDevice> DeviceOf(const v1::Session& session, int devic
 }
 
 // Returns the session that is named, as its client counts it now; or all sessions, as they were reported last.
-absl::StatusOr<std::vector<v1::Session>> SessionsFor(const Context& context, const std::optional<std::string>& named) {
+absl::StatusOr<v1::ListSessionsResponse> SessionsFor(const Context& context, const std::optional<std::string>& named) {
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
-  if (named.has_value()) {
-    absl::StatusOr<v1::Session> found = GetSession(*daemon, ParseSessionRef(*named));
-    if (!found.ok()) return found.status();
-    return std::vector<v1::Session>{*std::move(found)};
-  }
-  const absl::StatusOr<v1::ListSessionsResponse> all = ListSessions(*daemon);
-  if (!all.ok()) return all.status();
-  return std::vector<v1::Session>(all->sessions().begin(), all->sessions().end());
+  if (!named.has_value()) return ListSessions(*daemon);
+  absl::StatusOr<v1::Session> found = GetSession(*daemon, ParseSessionRef(*named));
+  if (!found.ok()) return found.status();
+  v1::ListSessionsResponse one;
+  *one.add_sessions() = *std::move(found);
+  return one;
 }
 
-absl::StatusOr<MemoryStats> SumOn(const std::vector<v1::Session>& sessions, int device) {
+absl::StatusOr<MemoryStats> SumOn(const v1::ListSessionsResponse& sessions, int device) {
   std::optional<MemoryStats> sum;
-  for (const v1::Session& session : sessions) {
+  for (const v1::Session& session : sessions.sessions()) {
     const absl::StatusOr<v1::SessionDevice> held = DeviceOf(session, device);
     if (!held.ok()) return held.status();
     const MemoryStats of_session = StatsFromProto(held->stats());
@@ -70,10 +67,10 @@ absl::StatusOr<MemoryStats> SumOn(const std::vector<v1::Session>& sessions, int 
   return sum.value_or(MemoryStats());
 }
 
-Json SessionsJson(const std::vector<v1::Session>& sessions) {
-  Json json = Json::array();
-  for (const v1::Session& session : sessions) json.push_back(ToJson(session));
-  return json;
+Json SessionsJson(const v1::ListSessionsResponse& all) {
+  Json sessions = Json::array();
+  for (const v1::Session& session : all.sessions()) sessions.push_back(ToJson(session));
+  return {{"run_id", all.run_id()}, {"sessions", std::move(sessions)}};
 }
 
 }  // namespace
@@ -87,6 +84,7 @@ absl::Status Status(const Context& context) {
   const int sessions = overview->sessions.sessions_size();
   if (context.json) {
     Print({{"daemon_version", devices.daemon_version()},
+           {"run_id", devices.run_id()},
            {"socket_dir", context.socket_dir},
            {"sessions", sessions},
            {"devices", DevicesJson(*overview)}});
@@ -103,7 +101,7 @@ absl::Status Sessions(const Context& context) {
   const absl::StatusOr<v1::ListSessionsResponse> response = ListSessions(*daemon);
   if (!response.ok()) return response.status();
   if (context.json) {
-    Print({{"sessions", SessionsJson({response->sessions().begin(), response->sessions().end()})}});
+    Print(SessionsJson(*response));
     return absl::OkStatus();
   }
   std::printf("%s", SessionsTable(*response, absl::Now(), OutputColumns(kSessionsColumns)).c_str());
@@ -111,7 +109,7 @@ absl::Status Sessions(const Context& context) {
 }
 
 absl::Status Stats(const Context& context, const std::optional<std::string>& session) {
-  const absl::StatusOr<std::vector<v1::Session>> sessions = SessionsFor(context, session);
+  const absl::StatusOr<v1::ListSessionsResponse> sessions = SessionsFor(context, session);
   if (!sessions.ok()) return sessions.status();
   const absl::StatusOr<MemoryStats> stats = SumOn(*sessions, context.device);
   if (!stats.ok()) return stats.status();
@@ -128,17 +126,17 @@ absl::Status Stats(const Context& context, const std::optional<std::string>& ses
 }
 
 absl::Status Summary(const Context& context, const std::optional<std::string>& session) {
-  const absl::StatusOr<std::vector<v1::Session>> sessions = SessionsFor(context, session);
+  const absl::StatusOr<v1::ListSessionsResponse> sessions = SessionsFor(context, session);
   if (!sessions.ok()) return sessions.status();
   const absl::StatusOr<MemoryStats> stats = SumOn(*sessions, context.device);
   if (!stats.ok()) return stats.status();
   if (!context.json) {
-    const std::string name = session.has_value() ? sessions->front().name() : "";
+    const std::string name = session.has_value() ? sessions->sessions(0).name() : "";
     std::printf("%s", MemorySummary(name, context.device, *stats, context.abbreviated).c_str());
   } else if (session.has_value()) {
-    Print(ToJson(sessions->front()));
+    Print(ToJson(sessions->sessions(0)));
   } else {
-    Print({{"sessions", SessionsJson(*sessions)}});
+    Print(SessionsJson(*sessions));
   }
   return absl::OkStatus();
 }

@@ -86,7 +86,8 @@ absl::Status Ooms(const Context& context) {
     for (const v1::OutOfMemoryEvent& event : response.events()) {
       events.push_back(ToJson(event));
     }
-    Print({{"total_events", response.total_events()},
+    Print({{"run_id", response.run_id()},
+           {"total_events", response.total_events()},
            {"matching_events", response.matching_events()},
            {"events", std::move(events)}});
     return absl::OkStatus();

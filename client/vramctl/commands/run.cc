@@ -165,7 +165,8 @@ std::string VisibleDevices(const v1::GetDevicesResponse& all, const v1::ClaimTer
 // What the program's processes run in.
 struct Surroundings {
   bool has_daemon = false;
-  v1::Claim claim;  // without a name: none
+  std::string run_id;  // of that daemon
+  v1::Claim claim;     // without a name: none
   std::string socket_dir;
   std::string visible_devices;
 };
@@ -209,6 +210,7 @@ absl::StatusOr<Surroundings> SurroundingsFor(const Context& context) {
   absl::StatusOr<std::string> socket_dir = SocketDirOfClaim(context, *claim);
   if (!socket_dir.ok()) return socket_dir.status();
   return Surroundings{.has_daemon = true,
+                      .run_id = all.run_id(),
                       .claim = *std::move(claim),
                       .socket_dir = *std::move(socket_dir),
                       .visible_devices = std::move(visible)};
@@ -222,24 +224,33 @@ void Report(const Context& context, const v1::Claim& claim, int exit_code) {
   for (const std::string& line : RunReportLines(claim)) std::fprintf(stderr, "vramctl: %s\n", line.c_str());
 }
 
-// Of the claim as it was `before` the program ran. One that was made for it is removed; what lives on in the background
-// keeps it until it ends.
-void EndClaim(const Context& context, const v1::Claim& before, int exit_code) {
+// The claim now, its counts less those `before` the program ran. A daemon that was started meanwhile counts from 0.
+absl::StatusOr<v1::Claim> ClaimAfter(Daemon& daemon, const Surroundings& before) {
+  v1::GetDevicesResponse now;
+  absl::Status status = Call(daemon, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &now);
+  if (!status.ok()) return status;
+  absl::StatusOr<v1::Claim> after = ReadClaim(daemon, before.claim.name());
+  if (!after.ok() || now.run_id() != before.run_id) return after;
+  return ClaimSince(before.claim, *std::move(after));
+}
+
+// One that was made for the program is removed; what lives on in the background keeps it until it ends.
+void EndClaim(const Context& context, const Surroundings& before, int exit_code) {
   const bool is_made = context.run.claim.empty();
   if (!is_made && !context.run.report) return;
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context, std::min(context.timeout, kEndTimeout));
   if (context.run.report) {
-    const absl::StatusOr<v1::Claim> after =
-        daemon.ok() ? ReadClaim(*daemon, before.name()) : absl::StatusOr<v1::Claim>(daemon.status());
-    if (after.ok()) {
-      Report(context, ClaimSince(before, *after), exit_code);
+    const absl::StatusOr<v1::Claim> claim =
+        daemon.ok() ? ClaimAfter(*daemon, before) : absl::StatusOr<v1::Claim>(daemon.status());
+    if (claim.ok()) {
+      Report(context, *claim, exit_code);
     } else {
-      std::fprintf(stderr, "vramctl: no report: %s\n", std::string(after.status().message()).c_str());
+      std::fprintf(stderr, "vramctl: no report: %s\n", std::string(claim.status().message()).c_str());
     }
   }
   if (!is_made || !daemon.ok()) return;  // the daemon removes it when this process has gone
   v1::DeleteClaimRequest request;
-  request.set_name(before.name());
+  request.set_name(before.claim.name());
   v1::DeleteClaimResponse response;
   (void)Call(*daemon, &v1::Admin::Stub::DeleteClaim, request, &response);
 }
@@ -299,7 +310,7 @@ absl::Status RunProgram(const Context& context) {
 
   const absl::StatusOr<ProgramEnd> end = RunChildProgram(*path, flags.program, variables.all());
   if (!claim.name().empty()) {
-    EndClaim(context, claim, end.ok() ? end->exit_code : kNotExecutable);
+    EndClaim(context, *surroundings, end.ok() ? end->exit_code : kNotExecutable);
   } else if (flags.report) {
     std::fprintf(stderr, "vramctl: no report: the program ran without the daemon\n");
   }

@@ -32,6 +32,7 @@ std::string LineOf(const Overview& overview) {
   for (const v1::Session& session : overview.sessions.sessions()) sessions.push_back(ToJson(session));
   const Json line = {{"time", absl::FormatTime(absl::RFC3339_full, absl::Now(), absl::UTCTimeZone())},
                      {"daemon_version", overview.devices.daemon_version()},
+                     {"run_id", overview.devices.run_id()},
                      {"devices", DevicesJson(overview)},
                      {"sessions", std::move(sessions)}};
   return absl::StrCat(JsonText(line), "\n");

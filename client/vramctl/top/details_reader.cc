@@ -86,12 +86,11 @@ DetailsData DetailsReader::Read(const DetailsRequest& request) {
                          .heap = daemon.ok() ? ReadSegments(*daemon, request.session, device)
                                              : absl::StatusOr<HeapSnapshot>(daemon.status())});
   }
-  data.refusals = daemon.ok() ? ReadRefusals(*daemon, request) : daemon.status();
+  data.refusals = daemon.ok() ? ReadRefusals(*daemon, data.request) : daemon.status();
   return data;
 }
 
-absl::StatusOr<std::vector<v1::OutOfMemoryEvent>> DetailsReader::ReadRefusals(Daemon& daemon,
-                                                                              const DetailsRequest& asked) {
+absl::StatusOr<std::vector<v1::OutOfMemoryEvent>> DetailsReader::ReadRefusals(Daemon& daemon, DetailsRequest& asked) {
   v1::ListOutOfMemoryRequest request;
   const bool is_claim = asked.session == 0;
   if (!is_claim) request.mutable_session()->set_id(asked.session);
@@ -99,6 +98,7 @@ absl::StatusOr<std::vector<v1::OutOfMemoryEvent>> DetailsReader::ReadRefusals(Da
   v1::ListOutOfMemoryResponse response;
   absl::Status status = Call(daemon, &v1::Admin::Stub::ListOutOfMemory, request, &response);
   if (!status.ok()) return status;
+  asked.run_id = response.run_id();
   std::vector<v1::OutOfMemoryEvent> refusals;
   for (v1::OutOfMemoryEvent& event : *response.mutable_events()) {
     if (is_claim && event.out_of_memory().claim() != asked.claim) continue;

@@ -35,7 +35,8 @@ class DetailsReader {
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<DetailsRequest> Next() ABSL_LOCKS_EXCLUDED(mu_);  // waits for it; nullopt: stop
   DetailsData Read(const DetailsRequest& request);
-  absl::StatusOr<std::vector<v1::OutOfMemoryEvent>> ReadRefusals(Daemon& daemon, const DetailsRequest& request);
+  // Puts the run of the daemon that answers into `asked`.
+  absl::StatusOr<std::vector<v1::OutOfMemoryEvent>> ReadRefusals(Daemon& daemon, DetailsRequest& asked);
 
   const Context context_;
   const absl::Duration interval_;

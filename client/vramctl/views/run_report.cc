@@ -13,7 +13,7 @@
 namespace vrambroker::vramctl {
 namespace {
 
-// A daemon that was started again meanwhile counts from 0.
+// An older daemon that was started again meanwhile counts from 0, and does not say so.
 uint64_t Since(uint64_t before, uint64_t after) {
   return after >= before ? after - before : after;
 }

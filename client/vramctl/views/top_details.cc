@@ -63,7 +63,10 @@ void TopDetails::SetData(const v1::ListSessionsResponse& sessions, const v1::Lis
   if (session_ != nullptr) {
     const v1::Session* const found = FindSession(sessions, *session_);
     has_ended_ = found == nullptr;
-    if (found != nullptr) *session_ = *found;
+    if (found != nullptr) {
+      *session_ = *found;
+      run_id_ = sessions.run_id();
+    }
   }
   const std::string name = session_ != nullptr ? session_->claim() : claim_->name();
   const auto claim = std::find_if(claims.claims().begin(), claims.claims().end(),
@@ -72,6 +75,7 @@ void TopDetails::SetData(const v1::ListSessionsResponse& sessions, const v1::Lis
   if (session_ != nullptr) return;
   has_ended_ = claim == claims.claims().end();
   if (has_ended_) return;
+  run_id_ = sessions.run_id();
   members_.clear_sessions();
   for (const v1::Session& each : sessions.sessions()) {
     if (each.claim() == name) *members_.add_sessions() = each;
@@ -92,8 +96,8 @@ std::string TopDetails::claim() const {
 }
 
 DetailsRequest TopDetails::request() const {
-  if (session_ == nullptr) return {.session = 0, .claim = claim_->name(), .devices = {}};
-  DetailsRequest request = {.session = session_->id(), .claim = "", .devices = {}};
+  if (session_ == nullptr) return {.session = 0, .claim = claim_->name(), .run_id = run_id_, .devices = {}};
+  DetailsRequest request = {.session = session_->id(), .claim = "", .run_id = run_id_, .devices = {}};
   for (const v1::SessionDevice& device : session_->devices()) {
     if (device.reserved_bytes() > 0) request.devices.push_back(device.device());
   }

@@ -26,9 +26,12 @@ namespace vrambroker::vramctl {
 struct DetailsRequest {
   uint64_t session = 0;           // 0: a claim
   std::string claim;              // of claims
+  std::string run_id;             // of the daemon: another run may give the id to another session
   std::vector<uint32_t> devices;  // on which the session holds something
   bool operator==(const DetailsRequest&) const = default;
-  bool IsOfSame(const DetailsRequest& other) const { return session == other.session && claim == other.claim; }
+  bool IsOfSame(const DetailsRequest& other) const {
+    return session == other.session && claim == other.claim && run_id == other.run_id;
+  }
 };
 
 // The daemon's answers.
@@ -82,6 +85,7 @@ class TopDetails {
   std::unique_ptr<v1::Session> session_;
   std::unique_ptr<v1::Claim> claim_;  // itself, or that of the session
   v1::ListSessionsResponse members_;  // sessions of the claim
+  std::string run_id_;                // of the daemon that had it last
   absl::Time now_;
   bool has_ended_ = false;
   std::optional<DetailsData> details_;  // nullopt: they are being read

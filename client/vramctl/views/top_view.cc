@@ -54,6 +54,8 @@ void TopView::SetData(const TopData& data) {
     data_.failing_since = data.failing_since;
     return;
   }
+  // The next run of the daemon gives the ids to other sessions.
+  if (data.overview.sessions.run_id() != data_.overview.sessions.run_id() && selected_.session != 0) selected_ = {};
   data_ = data;
   if (details_ != nullptr && data.status.ok()) {
     details_->SetData(data.overview.sessions, data.claims, data.read_at);

@@ -471,11 +471,24 @@ TEST_F(TopDetailsTest, ErrorsStandWhereTheSegmentsWould) {
 }
 
 TEST_F(TopDetailsTest, AnswersForAnotherSessionAreIgnored) {
+  data_.overview.sessions.set_run_id("first");
+  view_.SetData(data_);
   OpenTrainer();
-  view_.SetDetails({.request = {.session = 2, .claim = "", .devices = {0}},
-                    .maps = {{.device = 0, .heap = Heap(2)}},
-                    .refusals = std::vector<v1::OutOfMemoryEvent>()});
-  EXPECT_THAT(Text(40, 120), HasSubstr("its segments are being read"));
+  for (const DetailsRequest& other : {DetailsRequest{.session = 2, .claim = "", .run_id = "first", .devices = {0}},
+                                      DetailsRequest{.session = 1, .claim = "", .run_id = "next", .devices = {0}}}) {
+    view_.SetDetails(
+        {.request = other, .maps = {{.device = 0, .heap = Heap(2)}}, .refusals = std::vector<v1::OutOfMemoryEvent>()});
+    EXPECT_THAT(Text(40, 120), HasSubstr("its segments are being read"));
+  }
+  // The next run of the daemon has a session of this id, too.
+  data_.overview.sessions.set_run_id("next");
+  data_.overview.sessions.mutable_sessions(0)->set_pid(7);
+  view_.SetData(data_);
+  EXPECT_EQ(view_.WantedDetails()->run_id, "first");
+  view_.HandleKey(kKeyEscape);
+  Press({kKeyHome, kKeyEnter});
+  EXPECT_EQ(view_.WantedDetails()->claim, "team-a");
+  EXPECT_EQ(view_.WantedDetails()->run_id, "next");
 }
 
 TEST_F(TopDetailsTest, ChangesAreAskedFromThere) {

@@ -776,6 +776,13 @@ TEST_F(TopQuestionTest, TheSelectionStaysWithItsSession) {
   // Who takes the place of one that has ended.
   view_.SetData(Without(2));
   EXPECT_EQ(Selected(view_), "notebook");
+  // Another session, which the next run of the daemon gives the same id.
+  TopData next = data_;
+  next.overview.sessions.set_run_id("next");
+  next.overview.sessions.mutable_sessions(1)->set_id(3);
+  next.overview.sessions.mutable_sessions(2)->set_id(2);
+  view_.SetData(next);
+  EXPECT_EQ(Selected(view_), "trainer");
 }
 
 // ---- The map ----
