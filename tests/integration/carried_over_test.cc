@@ -44,15 +44,7 @@ class CarriedOverTest : public DaemonTest {
     }
   }
   // Without asking its client.
-  v1::SessionDevice Session(const std::string& name) {
-    absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
-    const absl::StatusOr<v1::ListSessionsResponse> sessions = raw.ok() ? raw->ListSessions() : raw.status();
-    if (!sessions.ok()) return {};
-    for (const v1::Session& session : sessions->sessions()) {
-      if (session.name() == name) return session.devices(0);
-    }
-    return {};
-  }
+  v1::SessionDevice Session(const std::string& name) { return ListedDevice(dir(), name); }
   v1::Device Device() {
     absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
     return raw.ok() ? raw->GetDevice().value_or(v1::Device()) : v1::Device();
@@ -343,6 +335,41 @@ TEST_F(CarriedOverTest, WhatIsFreedIsKnownAlsoWhenTheMessageWasLost) {
   EXPECT_TRUE(WaitFor([&] { return Session("cut_off").carried_over_bytes() == 40_MiB; }))
       << Session("cut_off").carried_over_bytes();
   EXPECT_TRUE(Holds(kept, 4096, 1));
+}
+
+// A message names at most 1024 segments that the client holds, or 4096 that it has freed.
+TEST_F(CarriedOverTest, ManySegmentsAreNamedInSeveralMessages) {
+  ASSERT_OK(StartDaemon({.capacity = "16GiB"}));
+  // The daemon may see which files the process holds, but only messages tell its two sessions apart.
+  ASSERT_OK_AND_ASSIGN(Client whole, Connect("whole"));
+  ASSERT_OK_AND_ASSIGN(Client cached, Connect("cached"));
+  std::vector<void*> segments;
+  for (int i = 0; i < 1025; ++i) {
+    ASSERT_OK_AND_ASSIGN(void* const segment, whole.LeaseSegment(2_MiB));
+    segments.push_back(segment);
+  }
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < 2 * 4097; ++i) {  // two fill a segment
+    ASSERT_OK_AND_ASSIGN(Buffer buffer, cached.Allocate(1_MiB));
+    buffers.push_back(std::move(buffer));
+  }
+  ASSERT_NO_FATAL_FAILURE(Restart({&whole, &cached}));
+  const auto carries = [this](const std::string& name, uint64_t count) {
+    return WaitFor([&] { return Session(name).carried_over_bytes() == count * 2_MiB; });
+  };
+  EXPECT_TRUE(carries("whole", 1025)) << Session("whole").carried_over_bytes();
+  EXPECT_TRUE(carries("cached", 4097)) << Session("cached").carried_over_bytes();
+  while (segments.size() > 1) {
+    EXPECT_OK(whole.ReturnSegment(segments.back()));
+    segments.pop_back();
+  }
+  EXPECT_TRUE(carries("whole", 1)) << Session("whole").carried_over_bytes();
+  EXPECT_OK(whole.ReturnSegment(segments[0]));
+  EXPECT_TRUE(carries("whole", 0)) << Session("whole").carried_over_bytes();
+  buffers.clear();
+  EXPECT_OK(cached.EmptyCache());
+  EXPECT_TRUE(carries("cached", 0)) << Session("cached").carried_over_bytes();
+  EXPECT_FALSE(absl::StrContains(daemon_->log(), "session disconnected")) << "no message was too large";
 }
 
 // Else the daemon could lease more than the limits allow, before it knows what the client holds of the run before.
