@@ -109,6 +109,19 @@ TEST_F(ReconnectTest, TheNextDaemonLearnsAllAndItsLimitHolds) {
   for (const v1::GetSnapshotResponse& part : snapshot) EXPECT_EQ(part.events_size(), 0) << "who watched has gone";
 }
 
+TEST_F(ReconnectTest, FiguresThatWereLostOnTheWayAreToldAgain) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectThroughProxy());
+  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(40_MiB));
+  ASSERT_TRUE(WaitFor([&] { return Listed().stats().allocated_bytes().all().current() == 40_MiB; }));
+  proxy_->Stall(Proxy::Which::kGrpc);
+  EXPECT_OK(held.Reset());
+  EXPECT_TRUE(WaitFor([&] { return proxy_->stalled() > 0; })) << "what the client reports then";
+  proxy_->Break();
+  EXPECT_TRUE(WaitFor([&] { return Listed().stats().allocated_bytes().all().current() == 0; }))
+      << "although nothing changes any more";
+}
+
 TEST_F(ReconnectTest, ADaemonOfOtherDevicesIsNotUsed) {
   HOST_DEVICE_ONLY();
   ASSERT_OK(StartDaemon());
