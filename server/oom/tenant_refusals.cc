@@ -10,21 +10,23 @@ constexpr absl::string_view kOtherTenants = "_other";  // those beyond the bound
 
 void TenantRefusals::Add(absl::string_view tenant) {
   MutexLock lock(mu_);
+  known_.emplace(tenant);
   Of(tenant);
 }
 
 void TenantRefusals::CountRefusal(absl::string_view tenant, int device, OomCause cause) {
   MutexLock lock(mu_);
-  ++Of(tenant)[static_cast<size_t>(device)].ooms[static_cast<size_t>(cause)];
+  if (known_.contains(tenant)) ++Of(tenant)[static_cast<size_t>(device)].ooms[static_cast<size_t>(cause)];
 }
 
 void TenantRefusals::CountEndedSession(absl::string_view tenant, int device) {
   MutexLock lock(mu_);
-  ++Of(tenant)[static_cast<size_t>(device)].ended_sessions;
+  if (known_.contains(tenant)) ++Of(tenant)[static_cast<size_t>(device)].ended_sessions;
 }
 
 void TenantRefusals::Forget(absl::string_view tenant) {
   MutexLock lock(mu_);
+  known_.erase(tenant);
   const auto it = places_.find(tenant);
   if (it == places_.end() || tenant == kOtherTenants) return;
   tenants_.erase(tenants_.begin() + static_cast<std::ptrdiff_t>(it->second));

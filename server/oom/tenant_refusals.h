@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/string_view.h"
 #include "allocator/base/mutex.h"
 #include "server/oom/out_of_memory.h"
@@ -42,6 +43,8 @@ class TenantRefusals {
 
   // Has it counted from now on: who reads the counts sees them start from 0.
   void Add(absl::string_view tenant) ABSL_LOCKS_EXCLUDED(mu_);
+  // Both count nothing for a tenant that is no more, as of a session that ended while it was asked for its recording:
+  // the tenant would come back, for good.
   void CountRefusal(absl::string_view tenant, int device, OomCause cause) ABSL_LOCKS_EXCLUDED(mu_);
   void CountEndedSession(absl::string_view tenant, int device) ABSL_LOCKS_EXCLUDED(mu_);
   // The tenant is no more: where it is counted by name, it makes room for those that come from now on.
@@ -55,6 +58,7 @@ class TenantRefusals {
   const size_t devices_;
   const size_t max_tenants_;
   mutable Mutex mu_;
+  absl::flat_hash_set<std::string> known_ ABSL_GUARDED_BY(mu_);  // added, and not forgotten
   ByTenant tenants_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, size_t> places_ ABSL_GUARDED_BY(mu_);  // in tenants_
 };

@@ -7,9 +7,11 @@
 #include <gtest/gtest.h>
 #include <prometheus/histogram.h>
 
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -417,6 +419,12 @@ TEST_F(BrokerMetricsTest, NobodyIsCalledAsTheFoldedOnes) {
 
 // ---- Names ----
 
+std::string FileText(const std::filesystem::path& path) {
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
 TEST_F(BrokerMetricsTest, TheDocumentNamesWhatIsExportedAndNothingElse) {
   const SessionPtr session = Open("one");
   std::set<std::string> exported;
@@ -425,16 +433,28 @@ TEST_F(BrokerMetricsTest, TheDocumentNamesWhatIsExportedAndNothingElse) {
     const std::vector<std::string> words = absl::StrSplit(line, ' ');
     EXPECT_TRUE(exported.insert(words[2]).second) << words[2] << " twice";
   }
-  std::ifstream file(absl::StrCat(testing_support::paths::kSourceDir, "/deploy/METRICS.md"));
-  std::stringstream text;
-  text << file.rdbuf();
   std::set<std::string> documented;
-  for (const absl::string_view line : absl::StrSplit(text.str(), '\n')) {
+  for (const absl::string_view line :
+       absl::StrSplit(FileText(absl::StrCat(testing_support::paths::kSourceDir, "/deploy/METRICS.md")), '\n')) {
     if (!absl::StartsWith(line, "| `vrambroker_") && !absl::StartsWith(line, "| `process_")) continue;
     const std::vector<std::string> parts = absl::StrSplit(line, '`');
     EXPECT_TRUE(documented.insert(parts[1]).second) << parts[1] << " twice";
   }
   EXPECT_EQ(exported, documented);
+}
+
+TEST(LogDocumentTest, NamesEachEvent) {
+  const std::string root = testing_support::paths::kSourceDir;
+  const std::string document = FileText(root + "/deploy/METRICS.md");
+  const std::regex event(R"((?:LogLine|SessionLine|ClaimLine)(?: \w+)?\(\s*"([^"]+))");
+  std::set<std::string> events;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(root + "/server")) {
+    if (entry.path().extension() != ".cc") continue;
+    const std::string code = FileText(entry.path());
+    for (std::sregex_iterator it(code.begin(), code.end(), event), end; it != end; ++it) events.insert((*it)[1]);
+  }
+  EXPECT_GT(events.size(), 40u);
+  for (const std::string& name : events) EXPECT_TRUE(absl::StrContains(document, "`" + name)) << name;
 }
 
 // ---- Many ----
@@ -514,7 +534,7 @@ TEST(FoldingTest, ClaimsBeyondTheBoundAreSummedUpButForWhatMayNotFall) {
 
 TEST(TenantRefusalsTest, CountsStayWhenSessionsAreGone) {
   TenantRefusals refusals(2, /*max_tenants=*/3);
-  refusals.Add("a");
+  for (const char* tenant : {"a", "b", "c"}) refusals.Add(tenant);
   refusals.CountRefusal("b", 1, OomCause::kLimit);
   refusals.CountRefusal("b", 1, OomCause::kLimit);
   refusals.CountEndedSession("b", 1);
@@ -536,6 +556,7 @@ TEST(TenantRefusalsTest, CountsStayWhenSessionsAreGone) {
   EXPECT_EQ(page.Count("vrambroker_tenant_ooms_total", {{"tenant", "_other"}}), 0u);
 
   // Tenants beyond the bound are counted together, for good: nobody who goes takes what is counted.
+  for (const char* tenant : {"d", "e"}) refusals.Add(tenant);
   refusals.CountRefusal("d", 0, OomCause::kLimit);
   refusals.CountRefusal("e", 0, OomCause::kLimit);
   EXPECT_EQ(refused("_other", "0"), 2);
@@ -551,9 +572,21 @@ TEST(TenantRefusalsTest, CountsStayWhenSessionsAreGone) {
   EXPECT_EQ(refused("_other", "0"), 2) << "a tenant of that name is counted there";
 }
 
+// Its session waited for its recording, and has ended meanwhile.
+TEST(TenantRefusalsTest, ARefusalThatComesLateDoesNotBringItsTenantBack) {
+  TenantRefusals refusals(1);
+  refusals.Add("a");
+  refusals.CountRefusal("a", 0, OomCause::kLimit);
+  refusals.Forget("a");
+  refusals.CountRefusal("a", 0, OomCause::kLimit);
+  refusals.CountEndedSession("a", 0);
+  EXPECT_EQ(refusals.Get().size(), 0u);
+}
+
 TEST(TenantRefusalsTest, TheirNumberIsBounded) {
   TenantRefusals refusals(1);
   for (size_t i = 0; i < TenantRefusals::kMaxTenants + 10; ++i) {
+    refusals.Add(absl::StrCat("tenant-", i));
     refusals.CountRefusal(absl::StrCat("tenant-", i), 0, OomCause::kLimit);
   }
   const TenantRefusals::ByTenant all = refusals.Get();
