@@ -84,7 +84,11 @@ CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments
       Unname(entry);
     }
     ++seen_;
-    entry = {.bytes = segment.bytes, .share = segment.holder_uid, .is_seen = true, .holders = segment.holders};
+    entry = {.bytes = segment.bytes,
+             .share = segment.holder_uid,
+             .share_before = segment.holder_uid,
+             .is_seen = true,
+             .holders = segment.holders};
     for (auto holder = segment.holders.begin(); holder != segment.holders.end() && entry.session == kNoSession;
          ++holder) {
       const std::optional<Holder> of = session_of(*holder);

@@ -83,6 +83,18 @@ TEST_F(CarriedOverTest, WhatAnEndedSessionHeldStaysChargedToItsClaim) {
   Apply(changes);
 }
 
+// A claim that could not be made, while the daemon looked.
+TEST_F(CarriedOverTest, WhatIsFoundForAClaimThatIsNoMoreIsItsHoldersUsers) {
+  constexpr ClaimId kClaim{3};
+  LeftSegment file = File(1, 2_MiB);
+  file.holder_uid = 7;
+  Apply(carried_.Found({file}, [&](const ProcessId&) { return CarriedOver::Holder{.share = kClaim}; }));
+  const CarriedOver::Changes changes = carried_.ClaimClosed(kClaim);
+  ASSERT_EQ(changes.size(), 2u);
+  EXPECT_EQ(changes[1].share, ShareId(uid_t{7}));
+  Apply(changes);
+}
+
 // The daemon last looked some seconds ago.
 TEST_F(CarriedOverTest, AProcessThatHasThePidOfAnotherNowHoldsNothingOfIt) {
   constexpr ProcessId kNext{.pid = kProcess.pid, .started = kProcess.started + 1};
