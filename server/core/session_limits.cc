@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <utility>
 
@@ -171,34 +172,40 @@ void SessionLimits::TellLimit(const SessionPtr& session) {
 }
 
 void SessionLimits::InTurn(const SessionPtr& session, std::function<void(const Done& done)> change, const Done& done) {
-  auto turn = [this, session, change = std::move(change), done] {
-    change([this, session, done](const absl::Status& status) {
-      done(status);
-      NextTurn(session->id());
-    });
-  };
   {
     MutexLock lock(turns_mu_);
-    std::deque<std::function<void()>>& turns = turns_[session->id()];
-    turns.emplace_back(turn);
-    if (turns.size() > 1) return;
+    const auto [turns, is_first] = turns_.try_emplace(session->id());
+    turns->second.emplace_back([change = std::move(change), done](const std::function<void()>& answered) {
+      change([done, answered](const absl::Status& status) {
+        done(status);
+        answered();
+      });
+    });
+    if (!is_first) return;
   }
-  turn();
+  TakeTurns(session->id());
 }
 
-void SessionLimits::NextTurn(SessionId session) {
-  std::function<void()> next;
-  {
-    MutexLock lock(turns_mu_);
-    const auto turns = turns_.find(session);
-    turns->second.pop_front();
-    if (turns->second.empty()) {
-      turns_.erase(turns);
-      return;
+void SessionLimits::TakeTurns(SessionId session) {
+  for (;;) {
+    Turn turn;
+    {
+      MutexLock lock(turns_mu_);
+      const auto turns = turns_.find(session);
+      if (turns->second.empty()) {
+        turns_.erase(turns);
+        return;
+      }
+      turn = std::move(turns->second.front());
+      turns->second.pop_front();
     }
-    next = turns->second.front();
+    // Of the answer and this loop, the later one goes on: a loop, since answers in answers would need ever more stack.
+    const auto is_other_done = std::make_shared<std::atomic<bool>>(false);
+    turn([this, session, is_other_done] {
+      if (is_other_done->exchange(true)) TakeTurns(session);
+    });
+    if (!is_other_done->exchange(true)) return;
   }
-  next();
 }
 
 void SessionLimits::KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done) {

@@ -63,7 +63,9 @@ class SessionLimits {
   // as `done` is called.
   void InTurn(const SessionPtr& session, std::function<void(const Done& done)> change, const Done& done)
       ABSL_LOCKS_EXCLUDED(turns_mu_);
-  void NextTurn(SessionId session) ABSL_LOCKS_EXCLUDED(turns_mu_);
+  // Runs the session's changes as long as each is answered at once. One that is not has the next ones run by its
+  // answer.
+  void TakeTurns(SessionId session) ABSL_LOCKS_EXCLUDED(turns_mu_);
   // Do so, in turn.
   void SetGuaranteeNow(const SessionPtr& session, const Limit& guarantee, const Done& done);
   void KeepGuaranteeNow(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
@@ -87,8 +89,9 @@ class SessionLimits {
   Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kLimits) ABSL_ACQUIRED_BEFORE(lock_level::kTimer){lock_level::kLimits};
 
   Mutex turns_mu_;  // held for nothing but this; no other lock is taken
-  // The changes of each session's guarantee: the first one is being made.
-  absl::flat_hash_map<SessionId, std::deque<std::function<void()>>> turns_ ABSL_GUARDED_BY(turns_mu_);
+  // What is to come after the change of each session's guarantee that is being made.
+  using Turn = std::function<void(const std::function<void()>& answered)>;
+  absl::flat_hash_map<SessionId, std::deque<Turn>> turns_ ABSL_GUARDED_BY(turns_mu_);
 };
 
 }  // namespace vrambroker

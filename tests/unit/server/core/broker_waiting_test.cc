@@ -447,6 +447,20 @@ TEST_F(BrokerWaitingTest, AGuaranteeThatWasGivenIsNotTakenAwayByAnEarlierCallTha
   for (const auto& pool : pools_) EXPECT_EQ(pool->GetAccount(session->id())->guarantee_bytes, 8_MiB);
 }
 
+TEST_F(BrokerWaitingTest, AsManyChangesOfAGuaranteeAsThereAreMayWaitForOne) {
+  constexpr int kChanges = 100'000;  // each on top of the one before would be more than a stack holds
+  Hold(OpenLeasing("holder"), {kCapacity});
+  const SessionPtr session = OpenLeasing("session");
+  int answers = 0;
+  broker_->limits().SetGuarantee(session, Limit(8_MiB), [&](const absl::Status&) { ++answers; });
+  for (int i = 0; i < kChanges; ++i) {
+    broker_->limits().SetGuarantee(session, Limit(2.0), [&](const absl::Status&) { ++answers; });
+  }
+  EXPECT_EQ(answers, 0);
+  for (int i = 0; i < 10 && answers == 0; ++i) Pass(milliseconds(1000));
+  EXPECT_EQ(answers, kChanges + 1);
+}
+
 // Both have looked at what their user has left before either had anything.
 TEST_F(BrokerWaitingTest, ASessionGetsOfAGuaranteeWhatAnotherThatOpensWithItHasLeft) {
   PolicyRule rule;
