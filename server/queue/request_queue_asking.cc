@@ -158,13 +158,12 @@ void RequestQueue::Ask(uint64_t arrival, Questions& questions) {
     if (!questions.candidates.has_value()) questions.candidates = hooks_.candidates();
     candidates = *questions.candidates;
   }
-  if (request.guarantee) {
-    // Memory of its own counts for its guarantee: to give that back frees nothing.
-    std::erase_if(candidates, [&](const ReclaimCandidate& candidate) { return candidate.session == request.session; });
-  }
   for (ReclaimCandidate& candidate : candidates) {
+    if (candidate.session != request.session) continue;
     // What is reclaimable in the session itself comes first.
-    if (candidate.session == request.session) candidate.priority = std::numeric_limits<int>::min();
+    candidate.priority = std::numeric_limits<int>::min();
+    // What it holds within the guarantee counts for it: to give that back frees nothing.
+    if (request.guarantee) candidate.guarantee_bytes = std::max(candidate.guarantee_bytes, request.bytes);
   }
   const bool is_anybody_there = !EveryVictim(candidates, missing).empty();
   {

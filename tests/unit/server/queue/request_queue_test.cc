@@ -915,6 +915,22 @@ TEST_F(RequestQueueTest, NobodyIsAskedForMemoryOfItsOwnForItsGuarantee) {
   EXPECT_EQ(Refusal("guarantee"), OomCause::kCapacity);
 }
 
+// What it holds beyond the guarantee is as good as what others hold, where more is committed than there is.
+TEST_F(RequestQueueTest, OnAnOvercommittedDeviceASessionIsAskedForWhatItHoldsBeyondItsGuarantee) {
+  device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 12_MiB, .holders = {{.pid = 7}}}});
+  const SegmentId idle = Hold(kA, 10_MiB);
+  Hold(kA, 10_MiB);
+  Hold(kB, 40_MiB);
+  ASSERT_TRUE(pool_.FindCarriedOver().ok());  // 8 MiB more than the capacity
+  candidates_ = {{.session = kA, .reserved_bytes = 20_MiB, .idle_bytes = 10_MiB},
+                 {.session = kB, .reserved_bytes = 40_MiB}};
+  Add("guarantee", kA, 8_MiB, milliseconds(0), 0, /*guarantee=*/true);
+  EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kA, 8_MiB}));
+  Return(kA, idle);
+  EXPECT_THAT(granted_, ElementsAre("guarantee"));
+  AnswerAll();
+}
+
 TEST_F(RequestQueueTest, AGuaranteeIsRaisedWhenOthersHaveGivenWhatItTakes) {
   const SegmentId held = Hold(kB, 60_MiB);
   candidates_ = {{.session = kB, .reserved_bytes = 60_MiB, .idle_bytes = 60_MiB}};
