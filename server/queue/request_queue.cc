@@ -57,13 +57,16 @@ RequestQueue::RequestQueue(SegmentPool* pool, const RequestQueueOptions& options
 // ---- From outside ----
 
 void RequestQueue::Add(QueuedRequest request) {
-  const std::optional<AccountState> account = pool_.GetAccount(request.session);
-  if (!account.has_value()) return request.done(absl::AbortedError("the session has ended"), {});
+  if (!pool_.GetAccount(request.session).has_value()) {
+    return request.done(absl::AbortedError("the session has ended"), {});
+  }
   {
     MutexLock lock(mu_);
     const SteadyTime now = hooks_.clock();
     const bool awaits_look = !request.guarantee && pool_.IsClosingCarriedOver(request.session);
-    Insert({-account->priority, next_arrival_++},
+    // With the lock held: a change that comes too late for this is in time for UpdatePriority() to find the request.
+    const int priority = pool_.GetAccount(request.session).value_or(AccountState()).priority;
+    Insert({-priority, next_arrival_++},
            {.request = std::move(request), .since = now, .awaits_look = awaits_look, .served_since = now});
   }
   Wake();
@@ -127,10 +130,11 @@ void RequestQueue::Retry(SessionId session) {
 }
 
 void RequestQueue::UpdatePriority(SessionId session, int priority) {
-  if (size() == 0) return;
   {
-    MutexLock lock(mu_);
-    for (const Place& place : PlacesOf(session)) {
+    MutexLock lock(mu_);  // always: as in CancelIf()
+    const std::vector<Place> places = PlacesOf(session);
+    if (places.empty()) return;
+    for (const Place& place : places) {
       const bool is_to_ask = to_ask_.contains(place);
       const Place moved(-priority, place.second);
       Insert(moved, Remove(waiters_.find(place)));

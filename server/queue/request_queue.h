@@ -158,7 +158,7 @@ class RequestQueue {
   void Cancel(SessionId session, uint64_t cancel_key, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // The session has freed something: its requests are tried otherwise, and end with Cancelled where that succeeds.
   void Retry(SessionId session) ABSL_LOCKS_EXCLUDED(mu_);
-  // The session's requests go to their new place.
+  // The session's requests go to their new place. The pool knows the priority already.
   void UpdatePriority(SessionId session, int priority) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Something has happened that may let a request through. Never waits for a pass.

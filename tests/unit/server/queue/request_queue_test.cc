@@ -42,7 +42,11 @@ class RequestQueueTest : public ::testing::Test {
         pool_(std::move(device), kCapacity, &next_segment_, {.clock = [this] { return now_; }}) {
     queue_ = std::make_unique<RequestQueue>(
         &pool_, RequestQueueOptions{.reclaim_timeout = kTimeout, .hold_back_time = kHoldBack},
-        RequestQueueHooks{.clock = [this] { return now_; },
+        RequestQueueHooks{.clock =
+                              [this] {
+                                if (const auto change = std::exchange(at_next_look_, nullptr)) change();
+                                return now_;
+                              },
                           .candidates = [this] { return candidates_; },
                           .ask =
                               [this](const ReclaimVictim& victim, std::function<void()> answered) {
@@ -109,6 +113,7 @@ class RequestQueueTest : public ::testing::Test {
   }
 
   SteadyTime now_{std::chrono::hours(1)};
+  std::function<void()> at_next_look_;  // at the queue's clock
   std::atomic<uint64_t> next_segment_ = 1;
   const std::shared_ptr<FakeDevice::Control> device_;
   SegmentPool pool_;
@@ -491,6 +496,16 @@ TEST_F(RequestQueueTest, ANewPriorityIsANewPlace) {
   ASSERT_TRUE(pool_.SetPriority(kC, 5).ok());
   queue_->UpdatePriority(kC, 5);
   EXPECT_EQ(queue_->GetWaiting()[0].session, kC);
+  Return(kB, held);
+  EXPECT_THAT(granted_, ElementsAre("c", "a"));
+}
+
+// UpdatePriority() has just found nothing, and the request is being added.
+TEST_F(RequestQueueTest, APriorityThatChangesWhileARequestComesIsItsPlace) {
+  const SegmentId held = Hold(kB, 60_MiB);
+  Add("a", kA, 8_MiB, milliseconds(5000));
+  at_next_look_ = [this] { ASSERT_TRUE(pool_.SetPriority(kC, 5).ok()); };
+  Add("c", kC, 8_MiB, milliseconds(5000));
   Return(kB, held);
   EXPECT_THAT(granted_, ElementsAre("c", "a"));
 }
