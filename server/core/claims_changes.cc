@@ -224,8 +224,9 @@ void Claims::ReclaimFor(ClaimId claim, int device, uint64_t guarantee_bytes) {
     if (missing == 0) return;
     // Kept until the last one has answered, however late.
     const auto answered = std::make_shared<Answered>();
-    // What its own sessions give back stays the claim's.
-    waiting_.Reclaim(device, {.bytes = missing, .share = claim}, everybody, /*except=*/ShareId(claim), [answered] {
+    // What its own sessions give back within the guarantee stays the claim's.
+    const uint64_t own = SaturatingSub(pools_[device]->GetShare(claim).used_bytes, guarantee_bytes);
+    waiting_.Reclaim(device, {.bytes = missing, .share = claim, .from_share = own}, everybody, [answered] {
       MutexLock lock(answered->mu);
       answered->is_done = true;
       answered->changed.NotifyAll();
@@ -249,9 +250,7 @@ void Claims::ReclaimExcess(const Claim& claim) {
     };
     const auto ask = [this, excess, device, id = claim.id](bool everybody, const std::function<void()>& done) {
       const Missing missing{.share = id, .in_share = excess()};
-      if (missing.in_share > 0) {
-        waiting_.Reclaim(static_cast<int>(device), missing, everybody, /*except=*/std::nullopt, done);
-      }
+      if (missing.in_share > 0) waiting_.Reclaim(static_cast<int>(device), missing, everybody, done);
     };
     // Figures may be a second old: who has more than they say is asked after that.
     ask(/*everybody=*/false, [ask] { ask(/*everybody=*/true, [] {}); });

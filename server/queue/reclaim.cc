@@ -28,7 +28,7 @@ std::vector<ReclaimVictim> ChooseVictims(const std::vector<ReclaimCandidate>& ca
   for (const ReclaimCandidate& candidate : candidates) {
     const uint64_t bytes = std::min(candidate.idle_bytes, AboveGuarantee(candidate));
     if (bytes > 0 && !candidate.is_slow) offers.push_back({.of = &candidate, .bytes = bytes});
-    left.emplace(candidate.share, candidate.share_bytes);
+    left.emplace(candidate.share, candidate.share == missing.share ? missing.from_share : candidate.share_bytes);
   }
   std::sort(offers.begin(), offers.end(), [](const Offer& a, const Offer& b) {
     return std::tuple(a.of->priority, b.bytes, a.of->session) < std::tuple(b.of->priority, a.bytes, b.of->session);
@@ -41,13 +41,9 @@ std::vector<ReclaimVictim> ChooseVictims(const std::vector<ReclaimCandidate>& ca
   }
   uint64_t others = SaturatingSub(missing.bytes, missing.in_share - in_share);
   for (Offer& offer : offers) {
-    uint64_t more = std::min(offer.bytes - offer.wanted, others);
-    // What a share gives to itself comes back to it, whatever it is guaranteed.
-    if (offer.of->share != missing.share) {
-      uint64_t& of_share = left[offer.of->share];
-      more = std::min(more, of_share);
-      of_share -= more;
-    }
+    uint64_t& of_share = left[offer.of->share];
+    const uint64_t more = std::min({offer.bytes - offer.wanted, others, of_share});
+    of_share -= more;
     offer.wanted += more;
     others -= more;
   }
@@ -61,8 +57,9 @@ std::vector<ReclaimVictim> ChooseVictims(const std::vector<ReclaimCandidate>& ca
 std::vector<ReclaimVictim> EveryVictim(const std::vector<ReclaimCandidate>& candidates, const Missing& missing) {
   std::vector<ReclaimVictim> victims;
   for (const ReclaimCandidate& candidate : candidates) {
-    const uint64_t wanted = candidate.share == missing.share ? std::max(missing.bytes, missing.in_share)
-                                                             : std::min(missing.bytes, candidate.share_bytes);
+    const uint64_t wanted = candidate.share == missing.share
+                                ? std::max(std::min(missing.bytes, missing.from_share), missing.in_share)
+                                : std::min(missing.bytes, candidate.share_bytes);
     const uint64_t bytes = std::min(wanted, AboveGuarantee(candidate));
     if (bytes > 0) victims.push_back({.session = candidate.session, .bytes = bytes});
   }

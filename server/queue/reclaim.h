@@ -32,6 +32,8 @@ struct Missing {
   uint64_t bytes = 0;     // of the device: anybody may give them back
   ShareId share{};        // of the request's session
   uint64_t in_share = 0;  // of the share's limit: what its own sessions have to give back
+  // Of `bytes`, what its own sessions may give back: no more of theirs comes free.
+  uint64_t from_share = std::numeric_limits<uint64_t>::max();
 
   bool is_nothing() const { return bytes == 0 && in_share == 0; }
 };

@@ -204,10 +204,9 @@ void WaitingRequests::AskFor(int device, const ReclaimVictim& victim, const std:
   (*session)->reclaims().Ask(device, victim.bytes, reclaim_timeout_, answered);
 }
 
-void WaitingRequests::Reclaim(int device, const Missing& missing, bool everybody, std::optional<ShareId> except,
+void WaitingRequests::Reclaim(int device, const Missing& missing, bool everybody,
                               const std::function<void()>& done) const {
-  std::vector<ReclaimCandidate> candidates = Candidates(device);
-  std::erase_if(candidates, [&](const ReclaimCandidate& candidate) { return candidate.share == except; });
+  const std::vector<ReclaimCandidate> candidates = Candidates(device);
   const std::vector<ReclaimVictim> victims =
       everybody ? EveryVictim(candidates, missing) : ChooseVictims(candidates, missing);
   if (victims.empty()) return done();

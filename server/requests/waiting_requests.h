@@ -74,11 +74,8 @@ class WaitingRequests {
   void UpdatePriority(const Session& session, int priority);
 
   // Asks sessions for what is missing, without a request that waits for it: those whose figures say that they have it,
-  // or
-  // (`everybody`) all that may. None of the share `except`. `done` is called once all have answered, or need not be
-  // waited for.
-  void Reclaim(int device, const Missing& missing, bool everybody, std::optional<ShareId> except,
-               const std::function<void()>& done) const;
+  // or (`everybody`) all that may. `done` is called once all have answered, or need not be waited for.
+  void Reclaim(int device, const Missing& missing, bool everybody, const std::function<void()>& done) const;
 
   // Has the claim's waits counted from now on; no more.
   void AddClaim(ClaimId claim) ABSL_LOCKS_EXCLUDED(claims_mu_);

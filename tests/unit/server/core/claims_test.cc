@@ -359,6 +359,18 @@ TEST_F(ClaimsTest, AGuaranteeThatOneDeviceRefusesIsRaisedOnNone) {
   pools_[1]->CloseAccount(kOutside);
 }
 
+// What they hold beyond the guarantee is as good as what others hold, where more is committed than there is.
+TEST_F(ClaimsTest, OnAnOvercommittedDeviceItsSessionsAreAskedForWhatIsBeyondItsGuarantee) {
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 60_MiB});
+  const SessionPtr member = Open("member", std::nullopt, In(team));
+  const absl::StatusOr<Allocation> cached = Allocate(member, 30_MiB);
+  ASSERT_TRUE(cached.ok() && member->remote()->Free({cached->block}).ok());
+  controls_[0]->Leave({{.file_device = 1, .file_inode = 1, .bytes = kCapacity - 20_MiB, .holders = {{.pid = 7}}}});
+  ASSERT_TRUE(pools_[0]->FindCarriedOver().ok());
+  const absl::StatusOr<Claim> more = Update("team", {.guarantee = Limit(10_MiB)});
+  EXPECT_TRUE(more.ok()) << more.status();
+}
+
 // Memory kept for the claim is kept for its sessions: they need nothing back from others to get it.
 TEST_F(ClaimsTest, ARefusalCountsWhatIsKeptForOthersAlone) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 60_MiB, .guarantee = 20_MiB});

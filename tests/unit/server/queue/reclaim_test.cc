@@ -99,6 +99,13 @@ TEST(ReclaimInClaimsTest, AClaimIsNotAskedForWhatItIsGuaranteed) {
       << "what it gives to itself stays its own";
 }
 
+TEST(ReclaimInClaimsTest, ForItsOwnGuaranteeAClaimIsAskedForWhatItUsesBeyondIt) {
+  const Missing missing{.bytes = 75, .share = ClaimId{1}, .from_share = 35};
+  EXPECT_EQ(ChooseVictims(OfClaims(), missing),
+            (std::vector<ReclaimVictim>{{SessionId{3}, 25}, {SessionId{1}, 35}, {SessionId{5}, 15}}));
+  EXPECT_EQ(EveryVictim(OfClaims(), missing)[0], (ReclaimVictim{SessionId{1}, 35}));
+}
+
 TEST(ReclaimInClaimsTest, EverybodyOfTheClaimIsAskedForItsLimit) {
   EXPECT_EQ(EveryVictim(OfClaims(), {.bytes = 10, .share = ClaimId{1}, .in_share = 35}),
             (std::vector<ReclaimVictim>{
