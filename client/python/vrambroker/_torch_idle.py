@@ -77,7 +77,10 @@ class IdleGiver:
     def start(self) -> None:
         if self._route.torch.cuda.is_initialized():
             for cuda in self._route.devices:
-                self._outside[cuda] = max(0, self._use(cuda).reserved - self._stats(cuda).reserved_bytes)
+                before = self._stats(cuda).reserved_bytes
+                reserved = self._use(cuda).reserved
+                # Other threads allocate and free: what is too much here, the next looks correct.
+                self._outside[cuda] = max(0, reserved - min(before, self._stats(cuda).reserved_bytes))
         if self._gives_back:
             self._route.library.check(self._lib.vrambroker_serve_trims(self._handle, 1))
         self._thread = threading.Thread(target=self._run, name="vrambroker-idle", daemon=True)
@@ -103,7 +106,8 @@ class IdleGiver:
 
     def outside_bytes(self) -> int:
         """Reserved before enable(), from CUDA."""
-        return sum(self._outside.values())
+        with self._lock:
+            return sum(self._outside.values())
 
     def bypass_bytes(self) -> int:
         """Reserved by PyTorch since enable(), and not from the broker. Now."""
@@ -227,13 +231,15 @@ class IdleGiver:
         self._lib.vrambroker_report_segment_use(self._handle, self._route.devices[cuda].ordinal, ctypes.byref(figures))
 
     def _compare(self, cuda: int, elsewhere: int) -> None:
-        """`elsewhere`: bytes that PyTorch has reserved and that are not the broker's. In one look that may be a request
-        under way; in two in a row it is not."""
+        """`elsewhere`: bytes that PyTorch has reserved and that are not the broker's. A request under way may change them in one
+        look; in two in a row it does not."""
         elsewhere = max(0, elsewhere)
         with self._lock:
-            seen = min(elsewhere, self._suspected.get(cuda, 0))
+            outside = self._outside.get(cuda, 0)
+            suspected = self._suspected.get(cuda, outside)
             self._suspected[cuda] = elsewhere
-            self._outside[cuda] = min(self._outside.get(cuda, 0), elsewhere)
+            self._outside[cuda] = min(outside, max(elsewhere, suspected))
+            seen = min(elsewhere, suspected)
             self._bypass[cuda] = max(0, seen - self._outside[cuda])
             warn = self._bypass[cuda] > 0 and not self._warned
             self._warned = self._warned or warn
