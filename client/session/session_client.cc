@@ -20,7 +20,6 @@
 namespace vrambroker::client_internal {
 namespace {
 
-constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(2);
 constexpr absl::Duration kGoodbyePause = absl::Milliseconds(20);
 constexpr absl::Duration kLastGoodbyePause = absl::Seconds(5);
 

@@ -39,6 +39,7 @@
 namespace vrambroker::client_internal {
 
 inline constexpr int kMaxIdsInMessage = 4096;  // of segments
+inline constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(2);
 
 // One session: its connection to the daemon, its heaps, and the thread that keeps both. Thread-safe.
 //

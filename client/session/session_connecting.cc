@@ -120,8 +120,9 @@ absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume,
     return absl::FailedPreconditionError("the daemon has a different version: it does not know Broker.Session");
   }
   if (!welcomed.ok() || !taken.ok()) {
-    // No goodbye for a session that was to be resumed: it would give away what is held.
-    if (resume == nullptr) (void)link->stream->Close(absl::ZeroDuration());
+    // No goodbye for a session that was to be resumed: it would give away what is held. A new one may be open by now.
+    // Abort() can overtake its goodbye, so Close() waits for the answer, but in Open(), which has a timeout to keep.
+    if (resume == nullptr) (void)link->stream->Close(earlier_token.empty() ? absl::ZeroDuration() : kGoodbyeTimeout);
     link->stream->Abort();
     if (welcomed.ok()) return taken;
     absl::string_view what = welcomed.message();
