@@ -963,7 +963,7 @@ class ClientTest(support.DaemonTest):
                 assert isinstance(line, str)
                 logged.set()
             client = vrambroker.Client(on_lost=on_lost, log=log, call_timeout=5)
-            buffer = client.malloc(5 << 20)
+            buffer, segment = client.malloc(5 << 20), client.lease_segment(2 << 20)
             buffer.write(b"kept")
             os.kill(%d, signal.SIGKILL)
             assert lost.wait(60)
@@ -984,6 +984,11 @@ class ClientTest(support.DaemonTest):
             assert logged.wait(60)
             buffer.free()
             client.malloc(4 << 20)  # in the segment of the other
+            try:
+                segment.free(stream=3)
+            except vrambroker.Error as error:
+                assert error.code == vrambroker.Code.UNAVAILABLE, error
+            assert segment.pointer == 0  # it is not mapped any more
             print("done")
         """
         self.assertIn("done", self.run_with_daemon(program % self.daemon.process.pid))

@@ -219,14 +219,13 @@ class Client(Figures):
     def _return(self, handle: ctypes.c_void_p, number: int, block: "_Block", stream: Optional[int] = None) -> None:
         """Error only while the client is open."""
         lib, take = self._library.lib, iter(functools.partial(self._blocks.pop, number), None)
-        if block.whole:
-            call = map(lib.vrambroker_return_segment, itertools.repeat(handle), take)
-        elif stream is not None:
-            call = map(lib.vrambroker_free_stream, itertools.repeat(handle), take, [ctypes.c_void_p(stream)])
+        if stream is None:
+            call = map(lib.vrambroker_return_segment if block.whole else lib.vrambroker_free, itertools.repeat(handle), take)
         else:
-            call = map(lib.vrambroker_free, itertools.repeat(handle), take)
+            call = map(lib.vrambroker_return_segment_stream if block.whole else lib.vrambroker_free_stream,
+                       itertools.repeat(handle), take, [ctypes.c_void_p(stream)])
         code = call_once(call)
-        if code != 0 and stream is not None:
+        if code != 0 and stream is not None and not block.whole:
             self._blocks[number] = block  # the stream cannot be waited for: nothing was freed
         if self._open:
             self._library.check(code)
@@ -484,10 +483,11 @@ class Buffer:
             raise Error(Code.OUT_OF_RANGE, f"bytes [{offset}, +{count}) are outside the buffer of {self.bytes} bytes")
 
     def free(self, stream: Any = None) -> None:
-        """Gives it back; `stream` is one that used it last, beside its own, as malloc() takes it. A remote client waits for
-        what was queued on that. A second time: nothing. TypeError for what is no stream, BufferError while a memoryview or
-        array of it is alive, FAILED_PRECONDITION where a remote client cannot wait, as while a CUDA graph is captured on
-        `stream`: then nothing happens. Of a closed client no error, it then goes back with the last of them."""
+        """Gives it back; `stream` is one that used it last, beside its own, as malloc() takes it; of a segment of
+        lease_segment(), the only one that is waited for. A remote client waits for what was queued on that. A second time:
+        nothing. TypeError for what is no stream, BufferError while a memoryview or array of it is alive, FAILED_PRECONDITION
+        where a remote client cannot wait, as while a CUDA graph is captured on `stream`: then nothing happens. Of a closed
+        client no error, it then goes back with the last of them."""
         number = None if stream is None else _library.stream_number(stream)
         client = self.client
         with client._inside() as handle:

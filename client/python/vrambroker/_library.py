@@ -123,6 +123,7 @@ def _declare(lib: ctypes.CDLL) -> None:
             ("vrambroker_record_stream", integer, [pointer, pointer, pointer]),
             ("vrambroker_lease_segment_until", integer, [pointer, u64, integer, out(integer), out(pointer)]),
             ("vrambroker_return_segment", integer, [pointer, pointer]),
+            ("vrambroker_return_segment_stream", integer, [pointer, pointer, pointer]),
             ("vrambroker_report_segment_use", integer, [pointer, integer, out(SegmentUse)]),
             ("vrambroker_serve_trims", integer, [pointer, integer]),
             ("vrambroker_wait_for_trim", integer, [pointer, ctypes.c_int64, out(Trim)]),
