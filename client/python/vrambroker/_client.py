@@ -334,11 +334,12 @@ _callback = threading.local()  # is_running: this thread is the library's
 
 def _from_library(function: "Callable[..., None]") -> "Callable[..., None]":
     def call(*arguments: object) -> None:
+        outer = getattr(_callback, "is_running", False)  # a client made in one calls `log`, too
         _callback.is_running = True
         try:
             function(*arguments)
         finally:
-            _callback.is_running = False
+            _callback.is_running = outer
 
     return call
 
