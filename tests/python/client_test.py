@@ -733,6 +733,28 @@ class ClientTest(support.DaemonTest):
             assert client.memory_stats()["allocated_bytes.all.current"] == 512
         """)
 
+    def test_children_that_end_as_programs_do(self):
+        # With all that runs at the end of one, and without.
+        self.run_with_daemon(WAITING, """
+            import multiprocessing, sys
+            import vrambroker.torch
+            client = vrambroker.Client(name="job", on_lost=print, log=print)
+            held, view = client.malloc(100), client.malloc(100).memoryview()
+            def work():
+                assert "fork" in refused(client)
+                sys.exit(7)
+            child = os.fork()
+            if child == 0:
+                work()
+            assert os.waitpid(child, 0)[1] == 7 << 8
+            process = multiprocessing.get_context("fork").Process(target=work)
+            process.start()
+            process.join()
+            assert process.exitcode == 7
+            held.write(b"parent")
+            assert lives("job") and client.memory_stats()["allocated_bytes.all.current"] == 1024
+        """)
+
     def test_fork_while_other_threads_are_inside(self):
         # Of a client, its lock, and the locks of the modules.
         self.run_with_daemon(WAITING, """
