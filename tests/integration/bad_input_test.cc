@@ -259,6 +259,14 @@ TEST_F(BadInputTest, Hellos) {
     EXPECT_STATUS(hello([&](v1::Hello& h) { h.set_placement(static_cast<v1::Placement>(placement)); }),
                   StatusCode::kInvalidArgument, "placement");
   }
+  for (const std::string& device : {std::string(), std::string("two words"), std::string(65, '0')}) {
+    EXPECT_STATUS(hello([&](v1::Hello& h) { h.add_devices(device); }), StatusCode::kInvalidArgument, "devices: ");
+  }
+  EXPECT_STATUS(hello([&](v1::Hello& h) {
+                  for (int i = 0; i < 65; ++i) h.add_devices("0");
+                }),
+                StatusCode::kInvalidArgument, "devices: 65 are named");
+  EXPECT_STATUS(hello([&](v1::Hello& h) { h.add_devices("99"); }), StatusCode::kNotFound, "devices: no device 99");
   // None of them left a session behind.
   ASSERT_OK_AND_ASSIGN(const v1::ListSessionsResponse sessions, raw_->ListSessions());
   EXPECT_EQ(sessions.sessions_size(), 1);

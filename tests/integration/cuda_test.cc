@@ -31,6 +31,7 @@ namespace {
 using cuda_substitute::MachineOptions;
 using cuda_substitute::ThreadsGpu;
 using cuda_substitute::UseGpu;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // ---- Starting ----
@@ -172,6 +173,29 @@ TEST_F(CudaTest, ADeviceThatTheClientDoesNotSee) {
                                            {{"CUDA_VISIBLE_DEVICES", "0"}}));
   EXPECT_NE(child->Wait().value_or(0), 0);
   EXPECT_THAT(child->ErrorText(), HasSubstr("is not visible to this process; see CUDA_VISIBLE_DEVICES"));
+}
+
+// The daemon has them in the other order.
+TEST_F(CudaTest, AClientNamesTheGpusThatItSees) {
+  ASSERT_OK(StartDaemon({.devices = 2}));
+  const auto has = [&](const std::string& name, const Environment& environment) {
+    const Arguments hold = {VramctlProgram(), "hold", "2MiB", "--device=1", "--name=" + name, "--socket_dir=" + dir()};
+    const absl::StatusOr<std::unique_ptr<ChildProcess>> child = ChildProcess::Start(hold, environment);
+    EXPECT_OK(child);
+    std::vector<bool> devices;
+    EXPECT_TRUE(WaitFor([&] {
+      const Json sessions = CtlJson({"sessions"})["sessions"];
+      for (const Json& session : sessions) {
+        if (session["name"] != name || session["devices"][1]["reserved_bytes"] == 0) continue;
+        for (const Json& device : session["devices"]) devices.push_back(device["limit_bytes"] > 0);
+      }
+      return !devices.empty();
+    }));
+    return devices;
+  };
+  EXPECT_THAT(has("all", {}), ElementsAre(true, true));
+  EXPECT_THAT(has("one", {{"CUDA_VISIBLE_DEVICES", "0"}}), ElementsAre(false, true));
+  EXPECT_THAT(has("named", {{"CUDA_VISIBLE_DEVICES", "0"}, {"VRAMBROKER_DEVICES", "1,0"}}), ElementsAre(true, true));
 }
 
 TEST_F(CudaTest, TheThreadsDeviceStaysAsItWas) {

@@ -17,6 +17,7 @@
 #include "allocator/base/bytes.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/raw_client.h"
+#include "tests/support/test_device.h"
 #include "tests/support/vramctl_test.h"
 
 namespace vrambroker::testing_support {
@@ -440,6 +441,48 @@ TEST_F(PolicyTest, GuaranteesOfAUserAreBoundTogetherAndSessionsOfARuleCounted) {
   EXPECT_EQ(explained["user_guarantee"]["bytes"], 60_MiB) << explained;
   EXPECT_EQ(explained["user_limit"], nullptr);
   EXPECT_EQ(explained["max_sessions"], 3);
+}
+
+// As three ranks of torchrun do it.
+TEST_F(PolicyTest, GuaranteesAreTakenOnNamedDevicesAlone) {
+  HOST_DEVICE_ONLY();
+  ASSERT_OK(StartDaemon({.capacity = "64MiB", .config = "rules { guarantee { fraction: 0.4 } }", .devices = 3}));
+  const auto connect = [&](const std::string& name, const std::string& device) {
+    return Client::Connect({.socket_dir = dir(),
+                            .name = name,
+                            .guarantee = Limit(0.4),
+                            .devices = {device},
+                            .connect_timeout = kPatience,
+                            .call_timeout = kPatience,
+                            .log = [](const std::string&) {}});
+  };
+  ASSERT_OK_AND_ASSIGN(const Client first, connect("rank-0", "0"));
+  ASSERT_OK_AND_ASSIGN(const Client second, connect("rank-1", "1"));
+  ASSERT_OK_AND_ASSIGN(Client third, connect("rank-2", "HOST-2"));
+  ASSERT_OK_AND_ASSIGN(const Client fourth, connect("rank-3", "2"));
+  EXPECT_STATUS(connect("rank-4", "2"), StatusCode::kResourceExhausted, "more than can be guaranteed");
+  EXPECT_STATUS(connect("rank-5", "3"), StatusCode::kNotFound, "devices: no device 3; the daemon has 0 (HOST-0), ");
+  const auto check = [&](uint64_t limit, uint64_t guarantee) {
+    for (const int device : {0, 1, 2}) EXPECT_EQ(third.limit_bytes(device), device == 2 ? limit : 0) << device;
+    ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+    ASSERT_OK_AND_ASSIGN(const v1::Session session, raw.GetSession(Ref("rank-2")));
+    for (const v1::SessionDevice& device : session.devices()) {
+      EXPECT_EQ(device.limit_bytes(), device.device() == 2 ? limit : 0) << device.device();
+      EXPECT_EQ(device.guarantee_bytes(), device.device() == 2 ? guarantee : 0) << device.device();
+    }
+    EXPECT_STATUS(third.Allocate(2_MiB, 0), StatusCode::kResourceExhausted, "the session has named other devices: 2");
+    EXPECT_OK(third.Allocate(2_MiB, 2));
+  };
+  ASSERT_NO_FATAL_FAILURE(check(64_MiB, static_cast<uint64_t>(0.4 * 64_MiB)));
+  EXPECT_EQ(Ctl({"guarantee", "rank-2", "0.25"}).exit_code, 0);
+  EXPECT_EQ(Ctl({"limit", "rank-2", "0.5"}).exit_code, 0);
+  ASSERT_TRUE(WaitFor([&] { return third.limit_bytes(2) == 32_MiB; }));
+  ASSERT_NO_FATAL_FAILURE(check(32_MiB, 16_MiB));
+  daemon_->Kill();
+  ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(third.status()); }));
+  ASSERT_OK(daemon_->Restart());
+  ASSERT_TRUE(WaitFor([&] { return third.status().ok(); })) << third.status();
+  ASSERT_NO_FATAL_FAILURE(check(32_MiB, 16_MiB));
 }
 
 TEST_F(PolicyTest, CheckConfigWarnsOfGuaranteesThatCouldTakeAllOfTheDevice) {

@@ -122,6 +122,27 @@ TEST_F(ReconnectTest, FiguresThatWereLostOnTheWayAreToldAgain) {
       << "although nothing changes any more";
 }
 
+TEST_F(ReconnectTest, TheNextDaemonsCapacityCounts) {
+  ASSERT_OK(StartDaemon({.capacity = "", .config = "capacity: '256MiB'"}));
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectThroughProxy());
+  const std::vector<DeviceInfo>& before = client.devices();
+  ASSERT_OK(client.SetMemoryFraction(0.5));
+  EXPECT_EQ(client.limit_bytes(), 128_MiB);
+  daemon_->Kill();
+  ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
+  Reconfigure("256MiB", "512MiB");
+  ASSERT_OK(daemon_->Restart());
+  ASSERT_TRUE(WaitFor([&] { return client.status().ok(); })) << client.status();
+  EXPECT_EQ(client.limit_bytes(), 256_MiB) << "half of what there is now";
+  EXPECT_EQ(before[0].capacity_bytes, 256_MiB) << "what the application looks at stays as it was";
+  EXPECT_EQ(client.devices()[0].capacity_bytes, 512_MiB);
+  EXPECT_STATUS(client.Allocate(300_MiB), absl::StatusCode::kResourceExhausted,
+                "the memory fraction that this process has set allows it 256.00 MiB of the device");
+  EXPECT_OK(client.Allocate(240_MiB));
+  ASSERT_OK(client.SetMemoryFraction(0.75));
+  EXPECT_EQ(client.limit_bytes(), 384_MiB);
+}
+
 TEST_F(ReconnectTest, ADaemonOfOtherDevicesIsNotUsed) {
   HOST_DEVICE_ONLY();
   ASSERT_OK(StartDaemon());

@@ -598,6 +598,11 @@ class ClientTest(support.DaemonTest):
             raises(ValueError, lambda: vrambroker.Client(placement="near"), "placement", "near")
             assert raises(vrambroker.Error, lambda: vrambroker.Client(limit="8 apples"), "limit", "8 apples").code == 3
             assert raises(vrambroker.Error, lambda: vrambroker.Client(guarantee="x"), "guarantee").code == 3
+            assert raises(vrambroker.Error, lambda: vrambroker.Client(devices=[0, "7"]), "devices: no device 7").code == 5
+            assert raises(vrambroker.Error, lambda: vrambroker.Client(devices=[]), "devices: '' is neither").code == 3
+            raises(TypeError, lambda: vrambroker.Client(devices=[0.5]), "devices: 0.5 is neither")
+            raises(TypeError, lambda: vrambroker.Client(devices=True), "devices: True is neither")
+            vrambroker.Client(devices=0).close()
             assert raises(vrambroker.Error, lambda: vrambroker.Client(guarantee="8MiB"), "guarantee", "policy").code == 7
             lines = []
             with vrambroker.Client(name="no spaces h\\u00e9re", log=lines.append) as client:

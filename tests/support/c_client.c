@@ -295,6 +295,16 @@ static void run_options(void) {
   CHECK_FAILS(vrambroker_connect(&options.known, &client), VRAMBROKER_INVALID_ARGUMENT, "limit: 'many'");
   CHECK(client == NULL);
   options.known.limit = NULL;
+  options.known.devices = "0,7";
+  CHECK_FAILS(vrambroker_connect(&options.known, &client), VRAMBROKER_NOT_FOUND,
+              "devices: no device 7; the daemon has 0 (");
+  options.known.devices = "";
+  CHECK_FAILS(vrambroker_connect(&options.known, &client), VRAMBROKER_INVALID_ARGUMENT, "devices: '' is neither");
+  options.known.devices = " 0 ";
+  CHECK_OK(vrambroker_connect(&options.known, &client));
+  CHECK_OK(vrambroker_disconnect(client));
+  client = NULL;
+  options.known.devices = NULL;
   options.known.alloc_conf = "max_split_size_mb:none";
   CHECK_FAILS(vrambroker_connect(&options.known, &client), VRAMBROKER_INVALID_ARGUMENT, "max_split_size_mb");
   options.known.alloc_conf = "";

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 from . import _library, _scopes
 from ._calls import SLICE, Call, Request, always, call_once
@@ -19,6 +19,7 @@ from ._figures import Figures
 from ._errors import Code, Error
 
 _PLACEMENTS = {"leased": 0, "remote": 1}
+_Devices = Union[int, str, Iterable[Union[int, str]], None]
 
 
 class Client(Figures):
@@ -26,6 +27,9 @@ class Client(Figures):
     signals.
 
     limit, guarantee  bytes (int), a fraction of each device's capacity (float), or a text such as "8GiB" or "40%"
+    devices           the daemon's devices that the session uses, each by its ordinal or its UUID: 0, "GPU-...", [0, 1] or
+                      "0,1". It has nothing of the others, and its guarantee is taken on these alone. Default: the GPUs
+                      that this process sees, or all devices if it sees all of them, or none
     name              what the session is called in metrics, logs and tools; default: the command name of this process.
                       Characters other than letters, digits and . _ - / : @ become _, and the log says so
     socket_dir        default: $VRAMBROKER_SOCKET_DIR, or else /run/vrambroker
@@ -38,8 +42,8 @@ class Client(Figures):
     log               log(line) for lines about a lost daemon; default: stderr
     library           path of libvrambroker.so.1; see load()
 
-    A time is a number of seconds, or a text such as "10m" or "500ms". Where limit, guarantee, name or wait is not given,
-    $VRAMBROKER_LIMIT, $VRAMBROKER_GUARANTEE, $VRAMBROKER_NAME and $VRAMBROKER_WAIT count.
+    A time is a number of seconds, or a text such as "10m" or "500ms". Where limit, guarantee, devices, name or wait is not
+    given, $VRAMBROKER_LIMIT, $VRAMBROKER_GUARANTEE, $VRAMBROKER_DEVICES, $VRAMBROKER_NAME and $VRAMBROKER_WAIT count.
 
     Raises Error: UNAVAILABLE when there is no daemon, INVALID_ARGUMENT for a limit that is no size, and others. Use
     after close() is a FAILED_PRECONDITION, of its buffers, too, and so is use in a child made by fork().
@@ -51,15 +55,15 @@ class Client(Figures):
                  idle_decay: Union[float, str, None] = None, connect_timeout: Union[float, str, None] = None,
                  call_timeout: Union[float, str, None] = None, on_lost: Optional[Callable[[Error], None]] = None,
                  log: Optional[Callable[[str], None]] = None,
-                 library: Union[str, "os.PathLike[str]", None] = None) -> None:
+                 library: Union[str, "os.PathLike[str]", None] = None, devices: _Devices = None) -> None:
         self._reset()
         self._calls_back = on_lost is not None or log is not None
         _clients.add(self)
         if placement not in _PLACEMENTS:
             raise ValueError(f"placement: {placement!r} is neither \"leased\" nor \"remote\"")
         self._library = _library.load(library)
-        options = make_options(limit=limit, guarantee=guarantee, name=name, socket_dir=socket_dir, wait=wait,
-                               alloc_conf=alloc_conf, connect_timeout=connect_timeout, library=library)
+        options = make_options(limit=limit, guarantee=guarantee, devices=devices, name=name, socket_dir=socket_dir,
+                               wait=wait, alloc_conf=alloc_conf, connect_timeout=connect_timeout, library=library)
         options.placement = _PLACEMENTS[placement]
         options.idle_decay_ms = _library.milliseconds("idle_decay", idle_decay, library)
         options.call_timeout_ms = _library.milliseconds("call_timeout", call_timeout, library)
@@ -388,8 +392,8 @@ def _count(name: str, value: int) -> int:
     return value
 
 
-def make_options(*, limit: Union[int, float, str, None], guarantee: Union[int, float, str, None], name: Optional[str],
-                 socket_dir: Union[str, "os.PathLike[str]", None], wait: Union[float, str, None],
+def make_options(*, limit: Union[int, float, str, None], guarantee: Union[int, float, str, None], devices: _Devices,
+                 name: Optional[str], socket_dir: Union[str, "os.PathLike[str]", None], wait: Union[float, str, None],
                  alloc_conf: Optional[str], connect_timeout: Union[float, str, None],
                  library: Union[str, "os.PathLike[str]", None]) -> _library.Options:
     """As Client takes them."""
@@ -401,6 +405,7 @@ def make_options(*, limit: Union[int, float, str, None], guarantee: Union[int, f
     options.name = _encoded("name", name)
     options.limit = _library.size_text("limit", limit)
     options.guarantee = _library.size_text("guarantee", guarantee)
+    options.devices = _library.devices_text(devices)
     options.alloc_conf = _encoded("alloc_conf", alloc_conf)
     options.wait_ms = _library.milliseconds("wait", wait, library)
     options.connect_timeout_ms = _library.milliseconds("connect_timeout", connect_timeout, library)

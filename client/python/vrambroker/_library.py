@@ -6,7 +6,7 @@ import ctypes
 import json
 import os
 import threading
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Union
 
 from ._errors import Code, Error, OutOfMemoryError
 
@@ -52,7 +52,7 @@ class Options(_Struct):
                 ("alloc_conf", ctypes.c_char_p), ("idle_decay_ms", ctypes.c_int64),
                 ("connect_timeout_ms", ctypes.c_int64), ("call_timeout_ms", ctypes.c_int64),
                 ("on_lost", LOST_FUNCTION), ("log", LOG_FUNCTION), ("context", ctypes.c_void_p),
-                ("guarantee", ctypes.c_char_p), ("wait_ms", ctypes.c_int64)]
+                ("guarantee", ctypes.c_char_p), ("wait_ms", ctypes.c_int64), ("devices", ctypes.c_char_p)]
 
 
 class Session(_Struct):
@@ -302,6 +302,17 @@ def size_text(name: str, value: Union[int, float, str, None]) -> Optional[bytes]
     if isinstance(value, int) and value <= 0:
         raise ValueError(f"{name}: {value!r}: must be more than 0 bytes")
     return str(value).encode()
+
+
+def devices_text(value: Union[int, str, Iterable[Union[int, str]], None]) -> Optional[bytes]:
+    """Devices as the library wants them: ordinals and UUIDs between commas."""
+    if value is None:
+        return None
+    devices = [value] if isinstance(value, (int, str)) else list(value)
+    for device in devices:
+        if isinstance(device, bool) or not isinstance(device, (int, str)):
+            raise TypeError(f"devices: {device!r} is neither an ordinal (int) nor a UUID (str)")
+    return ",".join(str(device) for device in devices).encode()
 
 
 def format_size(size: int) -> str:

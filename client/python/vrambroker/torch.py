@@ -33,7 +33,7 @@ import importlib
 import os
 import threading
 import warnings
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from . import _library
 from ._client import make_options
@@ -134,12 +134,12 @@ def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, 
            name: Optional[str] = None, socket_dir: Union[str, "os.PathLike[str]", None] = None,
            wait: Union[float, str, None] = None, alloc_conf: Optional[str] = None, mode: str = "auto",
            library: Union[str, "os.PathLike[str]", None] = None, connect_timeout: Union[float, str, None] = None,
-           give_back_idle: bool = True) -> Status:
+           give_back_idle: bool = True, devices: Union[int, str, Iterable[Union[int, str]], None] = None) -> Status:
     """From now on the CUDA memory of PyTorch in this process comes from the daemon. Returns status().
 
     limit, guarantee  bytes (int), a fraction of each GPU's capacity at the daemon (float), or a text such as "8GiB" or
                       "40%"
-    name, socket_dir, wait, connect_timeout, library  as vrambroker.Client takes them
+    devices, name, socket_dir, wait, connect_timeout, library  as vrambroker.Client takes them
     alloc_conf        settings of the broker's allocator, for mode "plain"; PyTorch's own come from its environment
     mode              see this module's text
     give_back_idle    when others need memory, have PyTorch release the segments of its cache that hold no tensor
@@ -158,8 +158,8 @@ def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, 
     with _lock:
         if _active is not None:
             raise Error(Code.FAILED_PRECONDITION, f"already enabled, in mode {_active.mode}: call disable() first")
-        options = make_options(limit=limit, guarantee=guarantee, name=name, socket_dir=socket_dir, wait=wait,
-                               alloc_conf=alloc_conf, connect_timeout=connect_timeout, library=library)
+        options = make_options(limit=limit, guarantee=guarantee, devices=devices, name=name, socket_dir=socket_dir,
+                               wait=wait, alloc_conf=alloc_conf, connect_timeout=connect_timeout, library=library)
         torch = _import_torch()
         check_environment(torch)
         if mode == "plain":
@@ -243,12 +243,12 @@ def _check_plain(torch: Any) -> None:
 def _connect(lib: _library.Library, options: _library.Options) -> None:
     global _connected
     wanted = tuple(getattr(options, name) for name in
-                   ("socket_dir", "name", "limit", "guarantee", "wait_ms", "alloc_conf", "connect_timeout_ms"))
+                   ("socket_dir", "name", "limit", "guarantee", "devices", "wait_ms", "alloc_conf", "connect_timeout_ms"))
     if _connected is not None:
         if wanted != _connected:
             raise Error(Code.FAILED_PRECONDITION, "this process already has a session with other options: limit, guarantee, "
-                        "name, socket_dir, wait and alloc_conf cannot change until the process ends, even if enable() failed; "
-                        "restart the process to choose others")
+                        "devices, name, socket_dir, wait and alloc_conf cannot change until the process ends, even if enable() "
+                        "failed; restart the process to choose others")
         return
     lib.check(lib.lib.vrambroker_torch_connect(ctypes.byref(options)))
     _connected = wanted

@@ -58,6 +58,7 @@ TEST(EnvironmentTest, SaysWhatTheProgramLeavesOpen) {
   const Variables variables({{"VRAMBROKER_LIMIT", "40%"},
                              {"VRAMBROKER_GUARANTEE", "1G"},
                              {"VRAMBROKER_NAME", "from outside"},
+                             {"VRAMBROKER_DEVICES", "1, GPU-1b2c"},
                              {"VRAMBROKER_WAIT", "10min"}});
   const absl::StatusOr<ClientOptions> open = client_internal::WithEnvironment({});
   ASSERT_TRUE(open.ok()) << open.status();
@@ -65,29 +66,37 @@ TEST(EnvironmentTest, SaysWhatTheProgramLeavesOpen) {
   EXPECT_EQ(open->guarantee, Limit(1_GiB));
   EXPECT_EQ(open->name, "from outside");
   EXPECT_EQ(open->wait, absl::Minutes(10));
+  EXPECT_THAT(open->devices, ::testing::ElementsAre("1", "GPU-1b2c"));
   const absl::StatusOr<ClientOptions> own = client_internal::WithEnvironment(
-      {.name = "own", .limit = Limit(2_GiB), .guarantee = Limit(0.1), .wait = absl::Seconds(1)});
+      {.name = "own", .limit = Limit(2_GiB), .guarantee = Limit(0.1), .devices = {"0"}, .wait = absl::Seconds(1)});
   ASSERT_TRUE(own.ok()) << own.status();
   EXPECT_EQ(own->limit, Limit(2_GiB));
   EXPECT_EQ(own->guarantee, Limit(0.1));
   EXPECT_EQ(own->name, "own");
   EXPECT_EQ(own->wait, absl::Seconds(1));
+  EXPECT_THAT(own->devices, ::testing::ElementsAre("0"));
 }
 
 TEST(EnvironmentTest, EmptyIsNotSet) {
-  const Variables variables(
-      {{"VRAMBROKER_LIMIT", ""}, {"VRAMBROKER_GUARANTEE", ""}, {"VRAMBROKER_NAME", ""}, {"VRAMBROKER_WAIT", ""}});
+  const Variables variables({{"VRAMBROKER_LIMIT", ""},
+                             {"VRAMBROKER_GUARANTEE", ""},
+                             {"VRAMBROKER_NAME", ""},
+                             {"VRAMBROKER_WAIT", ""},
+                             {"VRAMBROKER_DEVICES", ""}});
   const absl::StatusOr<ClientOptions> options = client_internal::WithEnvironment({});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->limit, std::nullopt);
   EXPECT_EQ(options->guarantee, std::nullopt);
   EXPECT_EQ(options->wait, absl::ZeroDuration());
+  EXPECT_THAT(options->devices, ::testing::IsEmpty());
 }
 
 TEST(EnvironmentTest, AWrongValueNamesItsVariable) {
   for (const auto& [name, value, why] : std::vector<std::tuple<const char*, const char*, const char*>>{
            {"VRAMBROKER_LIMIT", "80", "'80' is ambiguous: write 80B for bytes, 80GiB, 80%"},
            {"VRAMBROKER_GUARANTEE", "half", "'half' is not a share or a size"},
+           {"VRAMBROKER_DEVICES", "0,,1", "'' is neither a device's ordinal"},
+           {"VRAMBROKER_DEVICES", "0 1", "'0 1' is neither a device's ordinal"},
            {"VRAMBROKER_WAIT", "30", "its unit is missing; write 30s"},
            {"VRAMBROKER_WAIT", "2h", "'2h' is longer than an hour"}}) {
     const Variables variables(std::vector<std::pair<const char*, const char*>>{{name, value}});
@@ -95,6 +104,14 @@ TEST(EnvironmentTest, AWrongValueNamesItsVariable) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     EXPECT_THAT(std::string(status.message()), ::testing::StartsWith(std::string(name) + ": "));
     EXPECT_THAT(std::string(status.message()), HasSubstr(why));
+  }
+}
+
+TEST(ConnectTest, DevicesThatNoneIsCalledAreRefused) {
+  for (const std::string device : {"", "a\nb", "\xff"}) {
+    const absl::Status status = Client::Connect({.socket_dir = "/nonexistent", .devices = {"0", device}}).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), ::testing::StartsWith("devices: '"));
   }
 }
 
