@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "allocator/heap/memory_stats.h"
@@ -22,7 +23,6 @@
 #include "client/heap/give_up.h"
 #include "client/heap/out_of_memory_json.h"
 #include "client/heap/scope_stack.h"
-#include "client/session/environment.h"
 #include "client/vrambroker/client.h"
 
 namespace vrambroker::client_internal {
@@ -148,7 +148,7 @@ absl::StatusOr<ClientOptions> OptionsFromC(const vrambroker_options& from) {
     if (!guarantee.ok()) return absl::InvalidArgumentError(absl::StrCat("guarantee: ", guarantee.status().message()));
     options.guarantee = *guarantee;
   }
-  if (from.devices != nullptr) options.devices = SplitDevices(from.devices);
+  if (from.devices != nullptr) options.devices = absl::StrSplit(from.devices, ',');
   if (from.alloc_conf != nullptr) options.alloc_conf = from.alloc_conf;
   absl::StatusOr<absl::Duration> time = Milliseconds("idle_decay_ms", from.idle_decay_ms, options.idle_decay);
   if (!time.ok()) return time.status();

@@ -50,8 +50,9 @@ absl::Status ReadWait(absl::Duration* wait) {
 absl::Status ReadDevices(std::vector<std::string>* devices) {
   const std::string text = Variable(kDevicesVariable);
   const bool are_given = !devices->empty();
-  if (!are_given && !text.empty()) *devices = SplitDevices(text);
-  for (const std::string& device : *devices) {
+  if (!are_given && !text.empty()) *devices = absl::StrSplit(text, ',');
+  for (std::string& device : *devices) {
+    absl::StripAsciiWhitespace(&device);
     if (!device.empty() && absl::c_all_of(device, [](unsigned char c) { return absl::ascii_isalnum(c) || c == '-'; })) {
       continue;
     }
@@ -63,14 +64,6 @@ absl::Status ReadDevices(std::vector<std::string>* devices) {
 }
 
 }  // namespace
-
-std::vector<std::string> SplitDevices(absl::string_view text) {
-  std::vector<std::string> devices;
-  for (const absl::string_view device : absl::StrSplit(text, ',')) {
-    devices.emplace_back(absl::StripAsciiWhitespace(device));
-  }
-  return devices;
-}
 
 absl::StatusOr<ClientOptions> WithEnvironment(ClientOptions options) {
   if (options.name.empty()) options.name = Variable("VRAMBROKER_NAME");

@@ -2,11 +2,7 @@
 #ifndef VRAMBROKER_CLIENT_SESSION_ENVIRONMENT_H_
 #define VRAMBROKER_CLIENT_SESSION_ENVIRONMENT_H_
 
-#include <string>
-#include <vector>
-
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "client/vrambroker/client.h"
 
 namespace vrambroker::client_internal {
@@ -16,9 +12,6 @@ inline constexpr char kDevicesVariable[] = "VRAMBROKER_DEVICES";
 // Fills in, from VRAMBROKER_LIMIT, _GUARANTEE, _NAME, _WAIT and _DEVICES, the options that the program has left open.
 // InvalidArgument names the variable that cannot be read, or says that `devices` has what no device is called.
 absl::StatusOr<ClientOptions> WithEnvironment(ClientOptions options);
-
-// "0, GPU-..." as a list.
-std::vector<std::string> SplitDevices(absl::string_view text);
 
 }  // namespace vrambroker::client_internal
 
