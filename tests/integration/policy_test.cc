@@ -475,7 +475,10 @@ TEST_F(PolicyTest, GuaranteesAreTakenOnNamedDevicesAlone) {
   };
   ASSERT_NO_FATAL_FAILURE(check(64_MiB, static_cast<uint64_t>(0.4 * 64_MiB)));
   EXPECT_EQ(Ctl({"guarantee", "rank-2", "0.25"}).exit_code, 0);
-  EXPECT_EQ(Ctl({"limit", "rank-2", "0.5"}).exit_code, 0);
+  const RunResult limited = Ctl({"limit", "rank-2", "0.5"});
+  EXPECT_EQ(limited.exit_code, 0) << limited.err;
+  EXPECT_TRUE(StrContains(limited.out, "limit 0 B on device 0 (asked for 32.00 MiB; the session's choice of devices"))
+      << limited.out;
   ASSERT_TRUE(WaitFor([&] { return third.limit_bytes(2) == 32_MiB; }));
   ASSERT_NO_FATAL_FAILURE(check(32_MiB, 16_MiB));
   daemon_->Kill();

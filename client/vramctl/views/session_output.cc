@@ -23,11 +23,13 @@ std::string AskedFor(const Limit& asked, uint64_t granted_bytes, uint64_t capaci
   const uint64_t bytes = fraction == nullptr ? std::get<uint64_t>(asked)
                                              : static_cast<uint64_t>(*fraction * static_cast<double>(capacity_bytes));
   if (granted_bytes >= bytes || capacity_bytes == 0) return "";
-  return absl::StrCat(" (asked for ", FormatBytes(bytes), "; ",
-                      granted_bytes >= capacity_bytes
-                          ? absl::StrCat("the device's capacity is ", FormatBytes(capacity_bytes))
-                          : std::string("the daemon's policy, the claim or an operator allows no more"),
-                      ")");
+  return absl::StrCat(
+      " (asked for ", FormatBytes(bytes), "; ",
+      granted_bytes >= capacity_bytes
+          ? absl::StrCat("the device's capacity is ", FormatBytes(capacity_bytes))
+          : std::string(
+                "the session's choice of devices, its claim, the daemon's policy or an operator allows no more"),
+      ")");
 }
 
 std::string Waiting(const v1::SessionDevice& device) {
