@@ -197,25 +197,6 @@ TEST_F(CountSocketHostileTest, LimitsAndNames) {
   EXPECT_FALSE(raw_->GetSession(Ref(unnamed.session()))->name().empty()) << "the command's";
 }
 
-TEST_F(CountSocketHostileTest, Devices) {
-  ASSERT_NO_FATAL_FAILURE(Begin());
-  CountRequest hello = CountHello("devices");
-  const auto error = [&] { return CountClient::Open(dir(), hello).status(); };
-  for (const char* const devices : {",", "0,", " ", "first", "0;1", "\xff", "0\n0"}) {
-    std::strcpy(hello.devices, devices);
-    EXPECT_STATUS(error(), StatusCode::kInvalidArgument, "devices: '") << devices;
-  }
-  for (const char* const devices : {"1", "0,4294967296", "GPU-00000000-0000-0000-0000-000000000000"}) {
-    std::strcpy(hello.devices, devices);
-    EXPECT_STATUS(error(), StatusCode::kNotFound, "devices: no device ") << devices;
-  }
-  std::memset(hello.devices, '0', sizeof hello.devices);
-  EXPECT_STATUS(error(), StatusCode::kInvalidArgument, "devices: does not end with a NUL");
-  for (size_t i = 1; i < sizeof hello.devices; i += 2) hello.devices[i] = ',';
-  hello.devices[sizeof hello.devices - 1] = '\0';
-  EXPECT_STATUS(error(), StatusCode::kInvalidArgument, "devices: 256 are named; at most 64");
-}
-
 TEST_F(CountSocketHostileTest, HelloAgainAndWaitOnTheMainConnection) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_OK_AND_ASSIGN(CountClient client, Open("client"));

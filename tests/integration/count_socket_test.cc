@@ -107,7 +107,7 @@ TEST_F(CountSocketTest, ASessionHasNothingOfDevicesThatItDoesNotName) {
   hello.guarantee_fraction = 0.4;
   const std::string uuid = raw_->GetDevice()->uuid();
   std::vector<CountClient> clients;
-  for (const std::string& devices : {std::string("1"), uuid, " 1 ," + std::string("1")}) {
+  for (const std::string& devices : {std::string("1"), uuid, std::string("1")}) {
     devices.copy(hello.devices, sizeof hello.devices - 1);
     hello.devices[devices.size()] = '\0';
     ASSERT_OK_AND_ASSIGN(CountClient client, CountClient::Open(dir(), hello));
@@ -118,22 +118,8 @@ TEST_F(CountSocketTest, ASessionHasNothingOfDevicesThatItDoesNotName) {
   CountClient& client = clients.front();
   EXPECT_EQ(client.Info(0)->limit_bytes, 0u);
   EXPECT_EQ(client.Info(1)->limit_bytes, 256_MiB);
-  ASSERT_OK_AND_ASSIGN(CountClient joined, client.Join());
   EXPECT_STATUS(client.Charge(2_MiB, 0), StatusCode::kResourceExhausted, "named other devices: 1");
-  EXPECT_STATUS(joined.Wait(2_MiB, 3'600'000, 0), StatusCode::kResourceExhausted, "named other devices: 1");
   EXPECT_OK(client.Charge(100_MiB, 1));
-  // HOLD charges nothing there: what the program has is others' use of the device.
-  ASSERT_OK_AND_ASSIGN(const CountAnswer held, joined.Call(MakeCountRequest(VRAMBROKER_COUNT_HOLD, 0, 2_MiB)));
-  EXPECT_OK(StatusOfAnswer(held));
-  EXPECT_EQ(held.charged_bytes, 0u);
-  EXPECT_STATUS(client.Uncharge(2_MiB, 0), StatusCode::kInvalidArgument, "charged only 0");
-  // Sessions that go on keep their devices, whatever the next HELLO says.
-  client.Close();
-  CountRequest again = CountHelloAgain("named", client.token());
-  std::strcpy(again.devices, "0");
-  ASSERT_OK_AND_ASSIGN(CountClient goes_on, CountClient::Open(dir(), again));
-  EXPECT_EQ(goes_on.ChargedBytes(1), 100_MiB);
-  EXPECT_EQ(goes_on.Info(0)->limit_bytes, 0u);
 }
 
 TEST_F(CountSocketTest, RulesGiveLimitsAndGuarantees) {

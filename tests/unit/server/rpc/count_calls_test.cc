@@ -21,6 +21,10 @@
 namespace vrambroker {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
 constexpr uid_t kUser = 1000;
 
 class CountCallsTest : public BrokerTest {
@@ -49,10 +53,11 @@ class CountCallsTest : public BrokerTest {
     return {.pid = pid, .uid = uid, .pidfd = std::make_shared<UniqueFd>(pidfd)};
   }
   absl::StatusOr<SessionPtr> Hello(const std::string& name, const Caller& caller = Of(getpid()),
-                                   const RandomToken& token = {}) {
+                                   const RandomToken& token = {}, const std::string& devices = "") {
     CountRequest request = {};
     request.call = VRAMBROKER_COUNT_HELLO;
     name.copy(request.name, sizeof request.name - 1);
+    devices.copy(request.devices, sizeof request.devices);  // a NUL only if there is room
     std::memcpy(request.token, token.data(), sizeof request.token);
     absl::StatusOr<SessionPtr> answer = absl::UnknownError("no answer");
     calls_->Hello(caller, request, [&](absl::StatusOr<SessionPtr> session) { answer = std::move(session); });
@@ -144,6 +149,30 @@ TEST_F(CountCallsTest, ATokenIsGoodInItsProcessAlone) {
   broker_->Disconnect(*session);
   EXPECT_NE(Hello("a", Of(getpid()), (*others)->counted()->join_token()).value(), *session);
   EXPECT_EQ((*session)->state(), SessionState::kClosed);
+}
+
+TEST_F(CountCallsTest, ASessionHasTheDevicesThatItNames) {
+  EXPECT_THAT(Hello("all").value()->devices(), IsEmpty());
+  for (const std::string devices : {",", "1,", " ", std::string(512, '0')}) {
+    const absl::Status wrong = Hello("wrong", Of(getpid()), {}, devices).status();
+    EXPECT_EQ(wrong.code(), absl::StatusCode::kInvalidArgument) << devices;
+    EXPECT_THAT(std::string(wrong.message()), StartsWith("devices: "));
+  }
+  EXPECT_TRUE(absl::IsNotFound(Hello("wrong", Of(getpid()), {}, "1,2").status()));
+
+  const absl::StatusOr<SessionPtr> session = Hello("a", Of(getpid()), {}, " 1 ,1");
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_THAT((*session)->devices(), ElementsAre(1));
+  for (const uint32_t call : {VRAMBROKER_COUNT_CHARGE, VRAMBROKER_COUNT_WAIT}) {
+    EXPECT_EQ(Call(*session, call, 2_MiB), absl::StatusCode::kResourceExhausted);
+  }
+  // HOLD charges nothing there, and may be said: what the program has is others' use of the device.
+  EXPECT_EQ(Call(*session, VRAMBROKER_COUNT_HOLD, 2_MiB), absl::StatusCode::kOk);
+  EXPECT_EQ(Charged(*session), 0u);
+  // Sessions that go on keep their devices.
+  broker_->Disconnect(*session);
+  EXPECT_EQ(Hello("a", Of(getpid()), (*session)->counted()->join_token(), "0").value(), *session);
+  EXPECT_THAT((*session)->devices(), ElementsAre(1));
 }
 
 TEST_F(CountCallsTest, WhomAnOperatorHasEndedGetsNoOther) {
