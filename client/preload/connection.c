@@ -10,6 +10,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+/* By descriptor, what was opened last. Without a lock, which a child might find held. A program with very many
+ * descriptors may have connections beyond. */
+static struct file files[2048];
+enum { FILES = sizeof files / sizeof *files };
+
 /* A number that programs do not count on. */
 static int out_of_the_way(int descriptor) {
   struct rlimit limit = {256, 256};
@@ -28,19 +33,18 @@ int connection_open(struct connection* connection, const char* path) {
   strcpy(address.sun_path, path);
   int descriptor = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (descriptor < 0) return errno;
+  descriptor = out_of_the_way(descriptor);
+  file_of_descriptor(descriptor, &connection->file);
+  if (descriptor < FILES) files[descriptor] = connection->file;
+  connection->descriptor = descriptor;
+  connection->is_open = 1;
   int result;
   do {
     result = connect(descriptor, (const struct sockaddr*)&address, sizeof address);
   } while (result != 0 && errno == EINTR);
-  if (result != 0) {
-    const int error = errno;
-    close(descriptor);
-    return error;
-  }
-  connection->descriptor = out_of_the_way(descriptor);
-  file_of_descriptor(connection->descriptor, &connection->file);
-  connection->is_open = 1;
-  return 0;
+  const int error = result == 0 ? 0 : errno;
+  if (error != 0) connection_close(connection);
+  return error;
 }
 
 int connection_is_ours(const struct connection* connection) {
@@ -52,6 +56,14 @@ int connection_is_ours(const struct connection* connection) {
 void connection_close(struct connection* connection) {
   if (connection_is_ours(connection)) close(connection->descriptor);
   connection->is_open = 0;
+}
+
+void connections_forget(void) {
+  for (int i = 0; i < FILES; i++) {
+    struct connection connection = {.descriptor = i, .is_open = files[i].inode != 0, .file = files[i]};
+    connection_close(&connection);
+  }
+  memset(files, 0, sizeof files);
 }
 
 _Static_assert(offsetof(struct vrambroker_count_request, guarantee_kind) == VRAMBROKER_COUNT_SHORT_REQUEST_BYTES &&

@@ -26,5 +26,7 @@ int connection_is_ours(const struct connection* connection);
 int connection_call(struct connection* connection, const struct vrambroker_count_request* request, uint64_t timeout_ms,
                     enum holding holding, struct vrambroker_count_answer* answer);
 void connection_close(struct connection* connection);
+/* In a child after fork(): closes those of all threads. The daemon would not notice that its parent closes one. */
+void connections_forget(void);
 
 #endif /* VRAMBROKER_CLIENT_PRELOAD_CONNECTION_H_ */

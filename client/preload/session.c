@@ -34,9 +34,9 @@ static pid_t this_process(void) {
   return (pid_t)syscall(SYS_getpid); /* older C libraries remember it, also in a child of clone() */
 }
 
-/* In a child: its parent's connection and charges are not its own, and the threads that held locks are not here. */
+/* In a child: its parent's connections and charges are not its own, and the threads that held locks are not here. */
 static void forget_parent(void) {
-  connection_close(&session.connection);
+  connections_forget();
   memset(&session, 0, sizeof session);
   ledger_forget();
 }

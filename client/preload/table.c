@@ -32,8 +32,11 @@ static int grow(struct table* table) {
   for (size_t i = 0; i < table->size; i++) {
     if (table->places[i].key != 0) *look(&larger, table->places[i].key) = table->places[i];
   }
-  if (table->size != 0) munmap(table->places, table->size * sizeof *table->places);
-  *table = larger;
+  /* A child that is forked in between clears what it finds: nothing of the table then. */
+  table_clear(table);
+  table->places = larger.places;
+  table->used = larger.used;
+  __atomic_store_n(&table->size, larger.size, __ATOMIC_RELEASE);
   return 0;
 }
 
@@ -61,6 +64,7 @@ void table_remove(struct table* table, struct entry* entry) {
 }
 
 void table_clear(struct table* table) {
-  if (table->size != 0) munmap(table->places, table->size * sizeof *table->places);
+  const struct table before = *table;
   memset(table, 0, sizeof *table);
+  if (before.size != 0) munmap(before.places, before.size * sizeof *before.places);
 }

@@ -107,7 +107,7 @@ struct tile {
   int array_type;
   void* array;
   int part_type;
-  unsigned int level, layer, offset[3], extent[3], padding;
+  unsigned int padding, level, layer, offset[3], extent[3];
   int operation, handle_type;
   address_t handle, handle_offset;
   unsigned int devices, flags, reserved[2];

@@ -82,19 +82,28 @@ static int destroy_graph(const struct thing* thing) {
   return error != 0 ? error : driver.cuDeviceGraphMemTrim(device_here());
 }
 
-/* "map_beside COUNT BYTES": handles that are mapped side by side, and are one thing, to be unmapped at once. */
-static int map_beside(int handles, size_t bytes) {
+/* "map_beside COUNT BYTES": handles that are mapped side by side, and are one thing, to be unmapped at once.
+ * "map_same": the same handle each time. */
+static int map_beside(int handles, size_t bytes, int is_same) {
   struct thing* const all = &things[count++];
   struct thing each = {.kind = "handle", .bytes = bytes};
   snprintf(all->kind, sizeof all->kind, "mapped");
   all->bytes = (size_t)handles * bytes;
   int error = driver.cuMemAddressReserve(&all->address, all->bytes, 0, 0, 0);
   for (int i = 0; i < handles && error == 0; i++) {
-    error = create(&each);
+    if (i == 0 || !is_same) error = create(&each);
     if (error == 0) error = driver.cuMemMap(all->address + (size_t)i * bytes, bytes, 0, each.handle, 0);
-    if (error == 0) error = driver.cuMemRelease(each.handle);
+    if (error == 0 && (i + 1 == handles || !is_same)) error = driver.cuMemRelease(each.handle);
   }
   return error;
+}
+
+/* "unmap NUMBER:INDEX BYTES": one of them. */
+static int unmap_one(const char* which, size_t bytes) {
+  int number = 0;
+  unsigned int index = 0;
+  sscanf(which, "%d:%u", &number, &index);
+  return driver.cuMemUnmap(things[number].address + index * bytes, bytes);
 }
 
 /* By the first functions, whose sizes and addresses have 32 bits. */
@@ -127,8 +136,8 @@ int allocate_thing(struct thing* thing, const char* kind, size_t bytes) {
   if (strcmp(kind, "managed") == 0) return driver.cuMemAllocManaged(&thing->address, bytes, 1);
   if (strcmp(kind, "pitch") == 0) return driver.cuMemAllocPitch_v2(&thing->address, &pitch, 4000, bytes / 4096, 16);
   if (strcmp(kind, "array") == 0) return driver.cuArrayCreate_v2(&thing->array, &array);
-  if (strcmp(kind, "array_sparse") == 0) {
-    array3d.flags = 0x40;
+  if (strcmp(kind, "array_sparse") == 0 || strcmp(kind, "array_deferred") == 0) {
+    array3d.flags = kind[6] == 's' ? 0x40 : 0x80;
     return driver.cuArray3DCreate_v2(&thing->array, &array3d);
   }
   if (strcmp(kind, "array3d") == 0) return driver.cuArray3DCreate_v2(&thing->array, &array3d);
@@ -280,11 +289,21 @@ static void* launch_in_thread(void* of_stream) {
   return (void*)(size_t)error;
 }
 
-/* "pool_thread BYTES", "launch_thread BYTES": a thread allocates from the pool, or launches a graph that allocates, on
- * the stream. "join": what it was told. */
+static void* make_array_in_thread(void* unused) {
+  struct thing thing;
+  (void)unused;
+  set_current();
+  return (void*)(size_t)allocate_thing(&thing, "array", worker_bytes);
+}
+
+/* "pool_thread BYTES", "launch_thread BYTES", "array_thread BYTES": a thread allocates from the pool, or launches a
+ * graph that allocates, on the stream, or makes an array. "join": what it was told. */
 static int begin_thread(const char* word, size_t bytes) {
+  void* (*const function)(void*) = *word == 'p'   ? allocate_in_thread
+                                   : *word == 'l' ? launch_in_thread
+                                                  : make_array_in_thread;
   worker_bytes = bytes;
-  return pthread_create(&worker, NULL, *word == 'p' ? allocate_in_thread : launch_in_thread, stream);
+  return pthread_create(&worker, NULL, function, stream);
 }
 
 static int join_thread(void) {
@@ -293,12 +312,14 @@ static int join_thread(void) {
   return (int)(size_t)error;
 }
 
-/* "map_tile ARRAY HANDLE", "unmap_tile ARRAY": the first tile of a sparse array. */
-static int map_tile(const struct thing* array, const struct thing* memory) {
+/* "map_tile ARRAY HANDLE", "unmap_tile ARRAY": the first tile of a sparse array. "map_tiles": the first two, at once.
+ */
+static int map_tiles(unsigned int tiles, const struct thing* array, const struct thing* memory) {
   struct tile tile;
   memset(&tile, 0, sizeof tile);
   tile.array = array->array;
-  tile.extent[0] = tile.extent[1] = tile.extent[2] = 1;
+  tile.extent[0] = tiles;
+  tile.extent[1] = tile.extent[2] = 1;
   tile.operation = memory != NULL ? 1 : 2;
   tile.handle = memory != NULL ? memory->handle : 0;
   tile.devices = 1;
@@ -373,11 +394,14 @@ static int other(const char* word, const char* first, const char* second) {
   if (strcmp(word, "graph") == 0) return run_graph(size_of(first));
   if (strstr(word, "node_graph") != NULL) return run_node_graph(size_of(first), atoi(second), *word == 'a');
   if (strcmp(word, "trim_graphs") == 0) return driver.cuDeviceGraphMemTrim(atoi(first));
-  if (strcmp(word, "map_beside") == 0) return map_beside(atoi(first), size_of(second));
+  if (strcmp(word, "map_beside") == 0) return map_beside(atoi(first), size_of(second), 0);
+  if (strcmp(word, "map_same") == 0) return map_beside(atoi(first), size_of(second), 1);
+  if (strcmp(word, "unmap") == 0) return unmap_one(first, size_of(second));
   if (strcmp(word, "hold") == 0) return hold_stream();
   if (strcmp(word, "go") == 0) return sem_post(&may_go);
   if (strstr(word, "_thread") != NULL) return begin_thread(word, size_of(first));
   if (strcmp(word, "join") == 0) return join_thread();
+  if (strcmp(word, "cancel_worker") == 0) return pthread_cancel(worker);
   if (strcmp(word, "make_graph") == 0) {
     return make_node_graph(&context, &handle, size_of(first), atoi(second), 0);
   }
@@ -389,8 +413,9 @@ static int other(const char* word, const char* first, const char* second) {
     return driver.cuMemRetainAllocationHandle(&handle, (void*)things[atoi(first)].address);
   }
   if (strcmp(word, "release") == 0) return driver.cuMemRelease(things[atoi(first)].handle);
-  if (strcmp(word, "map_tile") == 0) return map_tile(&things[atoi(first)], &things[atoi(second)]);
-  if (strcmp(word, "unmap_tile") == 0) return map_tile(&things[atoi(first)], NULL);
+  if (strcmp(word, "map_tile") == 0) return map_tiles(1, &things[atoi(first)], &things[atoi(second)]);
+  if (strcmp(word, "map_tiles") == 0) return map_tiles(2, &things[atoi(first)], &things[atoi(second)]);
+  if (strcmp(word, "unmap_tile") == 0) return map_tiles(1, &things[atoi(first)], NULL);
   if (strcmp(word, "import") == 0) return import_handle(&things[atoi(first)]);
   if (strcmp(word, "context") == 0) return driver.cuCtxCreate_v2(&other_context, 0, 0);
   if (strcmp(word, "destroy_context") == 0) {

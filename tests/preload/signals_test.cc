@@ -183,6 +183,28 @@ TEST_F(PreloadSignals, AWaitThatAHandlerHasLeftIsGivenUp) {
   EXPECT_EQ(other.Ask("info"), Info(54, 64));
 }
 
+// The daemon would not notice that the parent gives its wait up.
+TEST_F(PreloadSignals, AChildHasNoConnectionOfItsParentsThreads) {
+  BeSilentTo(VRAMBROKER_COUNT_WAIT);
+  Program program = RunPacking({{"VRAMBROKER_WAIT", "10m"}});
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+  const std::string of_child = program.Ask("fork census");
+  EXPECT_EQ(program.Ask("array_thread 16M"), "0");
+  ASSERT_TRUE(WaitFor([&] { return daemon_.Calls(VRAMBROKER_COUNT_WAIT) == 1; }));
+  EXPECT_EQ(program.Ask("fork census"), of_child);
+}
+
+// None of the driver's functions is a cancellation point.
+TEST_F(PreloadSignals, AThreadIsNotCancelledWhileItWaits) {
+  Program program = RunPacking({{"VRAMBROKER_WAIT", "10m"}});
+  daemon_.HoldBack(VRAMBROKER_COUNT_WAIT);
+  EXPECT_EQ(program.Ask("array_thread 16M"), "0");
+  ASSERT_TRUE(WaitFor([&] { return daemon_.Calls(VRAMBROKER_COUNT_WAIT) == 1; }));
+  EXPECT_EQ(program.Ask("cancel_worker"), "0");
+  daemon_.SendHeldBack();
+  EXPECT_EQ(program.Ask("join"), "2") << "what it was told";
+}
+
 // --- Standard error ---
 
 TEST_F(PreloadSignals, AFullStandardErrorHoldsNobody) {
