@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Arrays, plain and mipmapped. They have no address, and only once one is made does the driver say what it takes. So
- * what the descriptor comes to is charged first; afterwards it becomes what the driver says. Small ones share units.
+ * Arrays, plain and mipmapped. They have no address, and the driver does not say what they take. So what the descriptor
+ * comes to is charged. Small ones share units.
  */
 #include "client/preload/arrays.h"
 
@@ -18,9 +18,9 @@
 static const uint64_t small = UINT64_C(1) << 20;
 
 static struct lock places;
-static struct table arrays; /* array -> account, bytes, context */
-/* The small arrays of an account, those that are just made among them, and the units that are charged for them all.
-   Each array that needs more than that asks: so a refusal leaves none in a unit that nobody paid. */
+static struct table arrays; /* array -> account, bytes, context, and in `more`, whether its mapping is deferred */
+/* The small arrays of an account, and the units that are charged for them all. An array counts once these suffice for
+   it, too: what another one asks for, and may not get, is not in the way. */
 static struct shared {
   struct account* account;
   uint64_t bytes;
@@ -53,14 +53,6 @@ static uint64_t bytes_of(const cu_array3d_descriptor* descriptor, unsigned int l
   return bytes > 1e18 ? UINT64_C(1) << 60 : (uint64_t)bytes;
 }
 
-static uint64_t own_units(uint64_t bytes) {
-  return bytes < small ? 0 : units_of(bytes);
-}
-
-static uint64_t shared_bytes(uint64_t bytes) {
-  return bytes < small ? bytes : 0;
-}
-
 /* With the lock. */
 static struct shared* shared_of(struct account* account) {
   struct shared* each = shared;
@@ -69,61 +61,66 @@ static struct shared* shared_of(struct account* account) {
   return each;
 }
 
-/* With the lock: an array is to have `to` bytes, and has so many units in hand, which it takes. 0: they do not suffice.
- */
-static int pay(struct shared* all, uint64_t to, uint64_t* at_hand) {
-  const uint64_t own = own_units(to);
-  if (*at_hand < own) return 0;
-  if (shared_bytes(to) != 0 && all->units + *at_hand < units_of(all->bytes)) return 0;
-  all->units += *at_hand - own;
-  *at_hand = 0;
+/* With the lock: adds a small array where the units suffice. */
+static int join(struct shared* all, uint64_t bytes) {
+  if (units_of(all->bytes + bytes) > all->units) return 0;
+  all->bytes += bytes;
   return 1;
 }
 
-/* An array that has `from` bytes is to have `to`. -1: that may not be, it has none now, and `message` says why. */
-static int change(struct charge* charge, uint64_t from, uint64_t to, char* message) {
-  uint64_t at_hand = own_units(from);
-  uint64_t wanted = own_units(to);
+/* With the lock: takes the units that no array needs. */
+static uint64_t spare(struct shared* all) {
+  const uint64_t units = all->units - units_of(all->bytes);
+  all->units -= units;
+  return units;
+}
+
+/* Adds a small array, with a unit that was taken for it or without. What others have brought too much is given back. */
+static int add(struct shared* all, const struct charge* charge, int has_unit) {
+  lock(&places);
+  all->units += (uint64_t)has_unit;
+  const int is_paid = join(all, charge->bytes);
+  const uint64_t units = spare(all);
+  unlock(&places);
+  ledger_give(charge->account, units);
+  return is_paid;
+}
+
+/* Charges an array before it is made. -1: that may not be, and `message` says why. */
+static int take(struct charge* charge, char* message) {
   uint64_t refused_at = 0;
+  if (charge->bytes >= small) return charge_more(charge, units_of(charge->bytes), MAY_WAIT, message);
   lock(&places);
   struct shared* const all = shared_of(charge->account);
-  all->bytes += shared_bytes(to) - shared_bytes(from);
-  if (shared_bytes(to) != 0 && units_of(all->bytes) > all->units) wanted = units_of(all->bytes) - all->units;
-  const int asks = wanted > at_hand && shared_bytes(to) != 0;
-  if (asks) all->askers++;
+  int is_paid = join(all, charge->bytes);
+  if (!is_paid) all->askers++;
   unlock(&places);
-  if (wanted > at_hand && charge_more(charge, wanted - at_hand, MAY_WAIT, message) == 0) at_hand = wanted;
+  if (is_paid) return 0;
+  is_paid = add(all, charge, charge_more(charge, 1, MAY_WAIT, message) == 0); /* any small array fits into a unit */
   lock(&places);
-  if (asks) all->askers--;
-  int is_paid = pay(all, to, &at_hand);
-  /* Where it was refused, others may pay. */
-  while (!is_paid && shared_bytes(to) != 0 && all->askers != 0) {
-    unlock(&places);
-    const int looks_again = charge_look_again(&refused_at);
-    lock(&places);
-    is_paid = pay(all, to, &at_hand);
-    if (!looks_again) break;
-  }
-  if (!is_paid) all->bytes -= shared_bytes(to);
-  if (all->units > units_of(all->bytes)) {
-    at_hand += all->units - units_of(all->bytes);
-    all->units = units_of(all->bytes);
-  }
+  unsigned others = --all->askers; /* now: what was given back is there for them */
   unlock(&places);
-  ledger_give(charge->account, at_hand);
+  /* Where it was refused, others may bring a unit that has room, or one too many. */
+  while (!is_paid && others != 0 && charge_look_again(&refused_at)) {
+    lock(&places);
+    others = all->askers;
+    unlock(&places);
+    is_paid = add(all, charge, charge_more(charge, 1, FROM_SLACK, message) == 0);
+  }
   return is_paid ? 0 : -1;
 }
 
 static void give_back(struct account* account, uint64_t bytes) {
-  struct charge charge = {.account = account};
-  change(&charge, bytes, 0, NULL);
+  if (bytes >= small) return ledger_give(account, units_of(bytes));
+  lock(&places);
+  struct shared* const all = shared_of(account);
+  all->bytes -= bytes;
+  const uint64_t units = spare(all);
+  unlock(&places);
+  ledger_give(account, units);
 }
 
 /* --- making them --- */
-
-static int is_mapped_later(const cu_array3d_descriptor* descriptor) {
-  return (descriptor->flags & (CU_ARRAY_SPARSE | CU_ARRAY_DEFERRED)) != 0;
-}
 
 static int begin(struct charge* charge, const char* what, const cu_array3d_descriptor* descriptor,
                  unsigned int levels) {
@@ -133,47 +130,57 @@ static int begin(struct charge* charge, const char* what, const cu_array3d_descr
   const int error = current_account(&account, NULL);
   if (error != CU_OK || account == NULL || descriptor == NULL) return error;
   *charge = (struct charge){.account = account, .what = what, .bytes = bytes_of(descriptor, levels)};
-  return change(charge, 0, charge->bytes, message) == 0 ? CU_OK : charge_refuse(what, charge->bytes, message);
+  return take(charge, message) == 0 ? CU_OK : charge_refuse(what, charge->bytes, message);
 }
 
-/* It is made, and takes `bytes`. Returns 0 where that may not be; it is to be destroyed then. */
-static int keep(struct charge* charge, uint64_t array, uint64_t bytes) {
-  char message[MESSAGE_BYTES];
+/* What a program is told of an array that the driver has made, or has not. */
+static int made(const struct charge* charge, int error, cu_array array, const cu_array3d_descriptor* descriptor) {
+  if (charge->account == NULL) return error;
+  if (error != CU_OK) {
+    give_back(charge->account, charge->bytes);
+    return error;
+  }
   cu_context context = NULL;
   current_device(&context);
-  const struct entry entry = {.key = array, .owner = charge->account, .bytes = bytes, .context = context};
-  if (bytes != charge->bytes && change(charge, charge->bytes, bytes, message) != 0) return 0;
+  const struct entry entry = {.key = (uint64_t)(uintptr_t)array,
+                              .owner = charge->account,
+                              .bytes = charge->bytes,
+                              .context = context,
+                              .more = descriptor->flags & CU_ARRAY_DEFERRED};
   lock(&places);
-  const struct entry* const known = table_find(&arrays, array);
+  const struct entry* const known = table_find(&arrays, entry.key);
   const struct entry stale = known == NULL ? (struct entry){0} : *known; /* it went with its context */
-  const int failed = table_put(&arrays, &entry);
+  const int failed = table_put(&arrays, &entry);                         /* it stays charged then */
   unlock(&places);
-  if (stale.owner != NULL) give_back(stale.owner, stale.bytes);
-  if (failed) give_back(charge->account, bytes);
-  return !failed;
+  if (stale.owner != NULL && !failed) give_back(stale.owner, stale.bytes);
+  return CU_OK;
 }
 
-/* Before the driver destroys it: another may get the same handle at once. */
-static struct entry forget(uint64_t array) {
-  struct entry forgotten = {.key = array};
-  handles_forget_array((const void*)(uintptr_t)array);
+/* With the lock. */
+static struct entry remove_array(struct entry* known) {
+  const struct entry array = *known;
+  table_remove(&arrays, known);
+  return array;
+}
+
+/* What is mapped into it goes with it. Its entry goes before the driver destroys it: another may get the same handle at
+ * once. */
+static int destroy(int (*real)(cu_array), cu_array array) {
+  struct entry forgotten = {0};
+  struct table tiles = {0};
   lock(&places);
-  struct entry* known = table_find(&arrays, array);
-  if (known != NULL) {
-    forgotten = *known;
-    table_remove(&arrays, known);
-  }
+  struct entry* const known = table_find(&arrays, (uint64_t)(uintptr_t)array);
+  if (known != NULL) forgotten = remove_array(known);
   unlock(&places);
-  return forgotten;
-}
-
-static int destroyed(const struct entry* forgotten, int error) {
-  if (forgotten->owner == NULL) return error;
+  handles_take_array(array, &tiles);
+  const int error = real(array);
+  handles_array_taken(&tiles, error);
+  if (forgotten.owner == NULL) return error;
   if (error == CU_OK) {
-    give_back(forgotten->owner, forgotten->bytes);
+    give_back(forgotten.owner, forgotten.bytes);
   } else {
     lock(&places);
-    table_put(&arrays, forgotten);
+    table_put(&arrays, &forgotten); /* there is room: it was just removed */
     unlock(&places);
   }
   return error;
@@ -181,42 +188,21 @@ static int destroyed(const struct entry* forgotten, int error) {
 
 /* --- hooks --- */
 
-/* What a program is told of an array that the driver has made, or has not. The driver's functions are those for its
- * kind of array. */
-static int made(struct charge* charge, int error, cu_array array, const cu_array3d_descriptor* descriptor,
-                int (*requirements_of)(cu_array_requirements*, cu_array, cu_device), int (*destroy)(cu_array)) {
-  if (charge->account == NULL) return error;
-  if (error != CU_OK) {
-    give_back(charge->account, charge->bytes);
-    return error;
-  }
-  cu_array_requirements requirements;
-  uint64_t bytes = charge->bytes;
-  if (requirements_of != NULL && !is_mapped_later(descriptor) &&
-      requirements_of(&requirements, array, current_device(NULL)) == CU_OK) {
-    bytes = requirements.size;
-  }
-  if (keep(charge, (uint64_t)(uintptr_t)array, bytes)) return CU_OK;
-  destroy(array);
-  return charge_refuse(charge->what, bytes, "it takes more than its size says, and that much is not left");
-}
-
 /* Is a hook's body: makes an array that is not mipmapped. The driver's functions differ in their descriptors. */
-#define CREATE(function, what, with_depth, with_flags)                                                     \
-  REAL(function);                                                                                          \
-  struct charge charge;                                                                                    \
-  cu_array3d_descriptor wide = {0};                                                                        \
-  if (descriptor != NULL) {                                                                                \
-    wide = (cu_array3d_descriptor){descriptor->width,  descriptor->height,   with_depth,                   \
-                                   descriptor->format, descriptor->channels, with_flags};                  \
-  }                                                                                                        \
-  int error = begin(&charge, what, &wide, 1);                                                              \
-  if (error != CU_OK) return error;                                                                        \
-  do {                                                                                                     \
-    error = driver->function(array, descriptor);                                                           \
-  } while (charge_again(&charge, error));                                                                  \
-  return made(&charge, error, error == CU_OK ? *array : NULL, &wide, driver->cuArrayGetMemoryRequirements, \
-              driver->cuArrayDestroy)
+#define CREATE(function, what, with_depth, with_flags)                                    \
+  REAL(function);                                                                         \
+  struct charge charge;                                                                   \
+  cu_array3d_descriptor wide = {0};                                                       \
+  if (descriptor != NULL) {                                                               \
+    wide = (cu_array3d_descriptor){descriptor->width,  descriptor->height,   with_depth,  \
+                                   descriptor->format, descriptor->channels, with_flags}; \
+  }                                                                                       \
+  int error = begin(&charge, what, &wide, 1);                                             \
+  if (error != CU_OK) return error;                                                       \
+  do {                                                                                    \
+    error = driver->function(array, descriptor);                                          \
+  } while (charge_again(&charge, error));                                                 \
+  return made(&charge, error, error == CU_OK ? *array : NULL, &wide)
 
 int cuArrayCreate(cu_array* array, const cu_array_descriptor32* descriptor) {
   CREATE(cuArrayCreate, "cuArrayCreate", 0, 0);
@@ -236,8 +222,7 @@ int cuArray3DCreate_v2(cu_array* array, const cu_array3d_descriptor* descriptor)
 
 int cuArrayDestroy(cu_array array) {
   REAL(cuArrayDestroy);
-  const struct entry forgotten = forget((uint64_t)(uintptr_t)array);
-  return destroyed(&forgotten, driver->cuArrayDestroy(array));
+  return destroy(driver->cuArrayDestroy, array);
 }
 
 int cuMipmappedArrayCreate(cu_mipmapped* array, const cu_array3d_descriptor* descriptor, unsigned int levels) {
@@ -248,14 +233,20 @@ int cuMipmappedArrayCreate(cu_mipmapped* array, const cu_array3d_descriptor* des
   do {
     error = driver->cuMipmappedArrayCreate(array, descriptor, levels);
   } while (charge_again(&charge, error));
-  return made(&charge, error, error == CU_OK ? *array : NULL, descriptor, driver->cuMipmappedArrayGetMemoryRequirements,
-              driver->cuMipmappedArrayDestroy);
+  return made(&charge, error, error == CU_OK ? *array : NULL, descriptor);
 }
 
 int cuMipmappedArrayDestroy(cu_mipmapped array) {
   REAL(cuMipmappedArrayDestroy);
-  const struct entry forgotten = forget((uint64_t)(uintptr_t)array);
-  return destroyed(&forgotten, driver->cuMipmappedArrayDestroy(array));
+  return destroy(driver->cuMipmappedArrayDestroy, array);
+}
+
+int arrays_is_deferred(const void* array) {
+  lock(&places);
+  const struct entry* const known = table_find(&arrays, (uint64_t)(uintptr_t)array);
+  const int is_deferred = known != NULL && known->more != 0;
+  unlock(&places);
+  return is_deferred;
 }
 
 void arrays_rename_context(cu_context context, cu_context name) {
@@ -273,12 +264,13 @@ void arrays_forget_context(cu_context context) {
     for (size_t i = 0; i < arrays.size && found.key == 0; i++) {
       struct entry* entry = &arrays.places[i];
       if (entry->key == 0 || entry->context != context) continue;
-      found = *entry;
-      table_remove(&arrays, entry);
+      found = remove_array(entry);
     }
     unlock(&places);
     if (found.key == 0) return;
-    handles_forget_array((const void*)(uintptr_t)found.key);
+    struct table tiles = {0};
+    handles_take_array((const void*)(uintptr_t)found.key, &tiles);
+    handles_array_taken(&tiles, CU_OK);
     give_back(found.owner, found.bytes);
   }
 }

@@ -4,6 +4,8 @@
 
 #include "client/preload/driver_api.h"
 
+/* Whether memory is mapped into the whole array alone (CUDA_ARRAY3D_DEFERRED_MAPPING). */
+int arrays_is_deferred(const void* array);
 void arrays_rename_context(cu_context context, cu_context name);
 void arrays_forget_context(cu_context context);
 void arrays_forget_all(void);

@@ -54,11 +54,6 @@ typedef struct {
 } cu_array3d_descriptor;
 
 typedef struct {
-  size_t size, alignment;
-  unsigned int reserved[4];
-} cu_array_requirements;
-
-typedef struct {
   unsigned char device, domain;
 } cu_domain;
 
@@ -212,26 +207,23 @@ enum {
   X(cuDeviceTotalMem, (unsigned int* bytes, cu_device device))                                                      \
   X(cuDeviceTotalMem_v2, (size_t * bytes, cu_device device))
 
-#define CUDA_CALLS(X)                                                                                       \
-  X(cuCtxGetCurrent, (cu_context * context))                                                                \
-  X(cuCtxGetDevice, (cu_device * device))                                                                   \
-  X(cuCtxPushCurrent_v2, (cu_context context))                                                              \
-  X(cuCtxPopCurrent_v2, (cu_context * context))                                                             \
-  X(cuDeviceGetUuid, (cu_uuid * uuid, cu_device device))                                                    \
-  X(cuDeviceGetUuid_v2, (cu_uuid * uuid, cu_device device))                                                 \
-  X(cuDevicePrimaryCtxGetState, (cu_device device, unsigned int* flags, int* active))                       \
-  X(cuArrayGetMemoryRequirements, (cu_array_requirements * requirements, cu_array array, cu_device device)) \
-  X(cuMipmappedArrayGetMemoryRequirements,                                                                  \
-    (cu_array_requirements * requirements, cu_mipmapped array, cu_device device))                           \
-  X(cuStreamGetCtx, (cu_stream stream, cu_context * context))                                               \
-  X(cuStreamQuery, (cu_stream stream))                                                                      \
-  X(cuStreamQuery_ptsz, (cu_stream stream))                                                                 \
-  X(cuStreamIsCapturing, (cu_stream stream, int* status))                                                   \
-  X(cuStreamIsCapturing_ptsz, (cu_stream stream, int* status))                                              \
-  X(cuDeviceGetMemPool, (cu_pool * pool, cu_device device))                                                 \
-  X(cuDeviceGetDefaultMemPool, (cu_pool * pool, cu_device device))                                          \
-  X(cuMemPoolGetAttribute, (cu_pool pool, int attribute, void* value))                                      \
-  X(cuDeviceGetGraphMemAttribute, (cu_device device, int attribute, void* value))                           \
+#define CUDA_CALLS(X)                                                                 \
+  X(cuCtxGetCurrent, (cu_context * context))                                          \
+  X(cuCtxGetDevice, (cu_device * device))                                             \
+  X(cuCtxPushCurrent_v2, (cu_context context))                                        \
+  X(cuCtxPopCurrent_v2, (cu_context * context))                                       \
+  X(cuDeviceGetUuid, (cu_uuid * uuid, cu_device device))                              \
+  X(cuDeviceGetUuid_v2, (cu_uuid * uuid, cu_device device))                           \
+  X(cuDevicePrimaryCtxGetState, (cu_device device, unsigned int* flags, int* active)) \
+  X(cuStreamGetCtx, (cu_stream stream, cu_context * context))                         \
+  X(cuStreamQuery, (cu_stream stream))                                                \
+  X(cuStreamQuery_ptsz, (cu_stream stream))                                           \
+  X(cuStreamIsCapturing, (cu_stream stream, int* status))                             \
+  X(cuStreamIsCapturing_ptsz, (cu_stream stream, int* status))                        \
+  X(cuDeviceGetMemPool, (cu_pool * pool, cu_device device))                           \
+  X(cuDeviceGetDefaultMemPool, (cu_pool * pool, cu_device device))                    \
+  X(cuMemPoolGetAttribute, (cu_pool pool, int attribute, void* value))                \
+  X(cuDeviceGetGraphMemAttribute, (cu_device device, int attribute, void* value))     \
   X(cuGraphExecDestroy, (cu_exec exec))
 
 #define NVML_HOOKS(X)                                                    \

@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "client/preload/arrays.h"
 #include "client/preload/charge.h"
 #include "client/preload/driver.h"
 #include "client/preload/lock.h"
@@ -147,21 +148,24 @@ static void take_mapping(struct table* from, struct entry* mapping, struct table
 
 /* The driver has ended them, or not: then they are as they were. */
 static void mappings_taken(struct table* taken, struct table* from, int error) {
-  for (size_t i = 0; i < taken->size; i++) {
-    struct entry mapping = taken->places[i];
-    const struct entry handle = {.key = mapping.more, .owner = mapping.owner, .bytes = mapping.count};
-    if (mapping.key == 0) continue;
-    if (error == CU_OK) {
-      if (handle.owner != NULL) ledger_give(handle.owner, units_of(handle.bytes));
-      continue;
-    }
-    lock(&places);
+  lock(&places);
+  /* A handle may have lost several of them, and gone with one of these. */
+  for (size_t i = 0; i < taken->size && error != CU_OK; i++) {
+    const struct entry* const mapping = &taken->places[i];
+    const struct entry handle = {.key = mapping->more, .owner = mapping->owner, .bytes = mapping->count};
     if (handle.owner != NULL) table_put(&handles, &handle);
-    struct entry* const known = table_find(&handles, mapping.more);
+  }
+  for (size_t i = 0; i < taken->size && error != CU_OK; i++) {
+    struct entry mapping = taken->places[i];
+    struct entry* const handle = table_find(&handles, mapping.more);
     mapping.owner = NULL;
     mapping.count = 0;
-    if (known != NULL && table_put(from, &mapping) == 0) known->more++;
-    unlock(&places);
+    if (handle != NULL && table_put(from, &mapping) == 0) handle->more++;
+  }
+  unlock(&places);
+  for (size_t i = 0; i < taken->size && error == CU_OK; i++) {
+    const struct entry* const mapping = &taken->places[i];
+    if (mapping->owner != NULL) ledger_give(mapping->owner, units_of(mapping->count));
   }
   table_clear(taken);
 }
@@ -186,22 +190,18 @@ int cuMemUnmap(cu_address address, size_t bytes) {
 
 /* --- sparse arrays --- */
 
-/* By where the part begins: a program that maps there again, or unmaps, means the same part. */
+/* By where the part begins, and how much it is: where a program unmaps some of it, the rest keeps the memory, until the
+ * array goes. */
 static uint64_t key_of(const cu_tile* tile) {
   const int is_tail = tile->part_type == CU_PART_TAIL;
-  const uint64_t numbers[] = {(uintptr_t)tile->array,
-                              (uint64_t)tile->part_type,
-                              is_tail ? tile->tail.layer : tile->level[0],
-                              is_tail ? tile->tail.offset : tile->level[1],
-                              is_tail ? 0 : tile->level[2],
-                              is_tail ? 0 : tile->level[3],
-                              is_tail ? 0 : tile->level[4]};
-  uint64_t key = UINT64_C(0xcbf29ce484222325);
-  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-    key = (key ^ numbers[i]) * UINT64_C(0x9E3779B97F4A7C15);
+  const uint64_t tail[8] = {tile->tail.layer, tile->tail.offset, tile->tail.size};
+  uint64_t key = UINT64_C(0xcbf29ce484222325) ^ (uintptr_t)tile->array;
+  if (arrays_is_deferred(tile->array)) return key | 1; /* the driver does not look at the part */
+  for (size_t i = 0; i < sizeof tail / sizeof *tail; i++) {
+    key = (key ^ (is_tail ? tail[i] : tile->level[i])) * UINT64_C(0x9E3779B97F4A7C15);
     key ^= key >> 29;
   }
-  return key | 1;
+  return (is_tail ? ~key : key) | 1;
 }
 
 /* Before the call, which ends what is mapped there. */
@@ -244,17 +244,19 @@ int cuMemMapArrayAsync_ptsz(const cu_tile* list, unsigned int count, cu_stream s
   return map_tiles(driver->cuMemMapArrayAsync_ptsz(list, count, stream), list, count, &taken);
 }
 
-void handles_forget_array(const void* array) {
-  struct table taken = {0};
+void handles_take_array(const void* array, struct table* taken) {
   lock(&places);
   for (size_t i = 0; i < tiles.size;) {
     struct entry* const tile = &tiles.places[i];
     const size_t before = tiles.used;
-    if (tile->key != 0 && tile->context == array) take_mapping(&tiles, tile, &taken);
+    if (tile->key != 0 && tile->context == array) take_mapping(&tiles, tile, taken);
     if (tiles.used == before) i++; /* else another may be in its place now */
   }
   unlock(&places);
-  mappings_taken(&taken, &tiles, CU_OK);
+}
+
+void handles_array_taken(struct table* taken, int error) {
+  mappings_taken(taken, &tiles, error);
 }
 
 void handles_forget_all(void) {

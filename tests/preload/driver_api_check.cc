@@ -109,8 +109,6 @@ CHECK(cuCtxPopCurrent_v2, PFN_cuCtxPopCurrent_v4000);
 CHECK(cuDeviceGetUuid, PFN_cuDeviceGetUuid_v9020);
 CHECK(cuDeviceGetUuid_v2, PFN_cuDeviceGetUuid_v11040);
 CHECK(cuDevicePrimaryCtxGetState, PFN_cuDevicePrimaryCtxGetState_v7000);
-CHECK(cuArrayGetMemoryRequirements, PFN_cuArrayGetMemoryRequirements_v11060);
-CHECK(cuMipmappedArrayGetMemoryRequirements, PFN_cuMipmappedArrayGetMemoryRequirements_v11060);
 CHECK(cuStreamGetCtx, PFN_cuStreamGetCtx_v9020);
 CHECK(cuStreamQuery, PFN_cuStreamQuery_v2000);
 CHECK(cuStreamQuery_ptsz, PFN_cuStreamQuery_v7000_ptsz);
@@ -130,7 +128,6 @@ static_assert(sizeof(ours::cu_array_descriptor32) == sizeof(CUDA_ARRAY_DESCRIPTO
 static_assert(sizeof(ours::cu_array3d_descriptor32) == sizeof(CUDA_ARRAY3D_DESCRIPTOR_v1));
 static_assert(sizeof(ours::cu_array3d_descriptor) == sizeof(CUDA_ARRAY3D_DESCRIPTOR));
 static_assert(offsetof(ours::cu_array3d_descriptor, flags) == offsetof(CUDA_ARRAY3D_DESCRIPTOR, Flags));
-static_assert(sizeof(ours::cu_array_requirements) == sizeof(CUDA_ARRAY_MEMORY_REQUIREMENTS));
 static_assert(offsetof(ours::cu_allocation, location) == offsetof(CUmemAllocationProp, location));
 static_assert(offsetof(ours::cu_pool_properties, location) == offsetof(CUmemPoolProps, location));
 static_assert(sizeof(ours::cu_tile) == sizeof(CUarrayMapInfo));

@@ -107,6 +107,33 @@ TEST_F(PreloadFailures, WhatIsNotUnmappedCountsFurther) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
+// One call is to end all its mappings, and fails.
+TEST_F(PreloadFailures, AHandleThatIsNotUnmappedCountsUntilItsLastMappingHasGone) {
+  constexpr int kMappings = 16;
+  Program program = RunWithFaults("cuMemUnmap:1=1");
+  EXPECT_EQ(program.Ask(absl::StrCat("map_same ", kMappings, " 2M")), "0");
+  EXPECT_EQ(program.Ask("free 0"), "1");
+  for (int i = 0; i < kMappings; ++i) {
+    EXPECT_EQ(program.Ask("info"), Info(62, 64)) << i;
+    EXPECT_EQ(program.Ask(absl::StrCat("unmap 0:", i, " 2M")), "0");
+  }
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
+TEST_F(PreloadFailures, AnArrayThatIsNotDestroyedKeepsWhatIsMappedIntoIt) {
+  Program program = RunWithFaults("cuMemMapArrayAsync:2=1,cuArrayDestroy:1=1");
+  EXPECT_EQ(program.Ask("alloc array_sparse 64M"), "0");
+  EXPECT_EQ(program.Ask("alloc handle 10M"), "0");
+  EXPECT_EQ(program.Ask("map_tile 0 1"), "0");
+  EXPECT_EQ(program.Ask("release 1"), "0");
+  EXPECT_EQ(program.Ask("unmap_tile 0"), "1");
+  EXPECT_EQ(program.Ask("info"), Info(54, 64));
+  EXPECT_EQ(program.Ask("free 0"), "1");
+  EXPECT_EQ(program.Ask("info"), Info(54, 64));
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
 TEST_F(PreloadFailures, AMappingThatIsNotMadeKeepsNothing) {
   Program program = RunWithFaults("cuMemMap:1=1");
   EXPECT_EQ(program.Ask("alloc mapped 20M"), "1");

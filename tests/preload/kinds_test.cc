@@ -8,6 +8,8 @@
 #include <fstream>
 #include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/preload/preload_fixture.h"
@@ -108,6 +110,21 @@ TEST_F(PreloadKinds, MemoryThatIsMappedIntoASparseArrayCounts) {
   EXPECT_EQ(program.Ask("free 0"), "0");
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
   EXPECT_EQ(UsedOnMachine(), before);
+}
+
+// The rest of what was mapped with it is mapped still. A deferred array has no parts.
+TEST_F(PreloadKinds, ATileThatIsUnmappedAloneGivesNothingBack) {
+  for (const auto& [array, left] : std::vector<std::pair<std::string, uint64_t>>{{"sparse", 54}, {"deferred", 64}}) {
+    Program program = RunWithStream();
+    EXPECT_EQ(program.Ask(absl::StrCat("alloc array_", array, " 64M")), "0");
+    EXPECT_EQ(program.Ask("alloc handle 10M"), "0");
+    EXPECT_EQ(program.Ask("map_tiles 0 1"), "0");
+    EXPECT_EQ(program.Ask("release 1"), "0");
+    EXPECT_EQ(program.Ask("unmap_tile 0"), "0");
+    EXPECT_EQ(program.Ask("info"), Info(left, 64)) << array;
+    EXPECT_EQ(program.Ask("free 0"), "0");
+    EXPECT_EQ(program.Ask("info"), Info(64, 64)) << array;
+  }
 }
 
 // NCCL asks for host memory by handle: others count it, and crash (HAMi-core #187, #169).

@@ -69,6 +69,24 @@ TEST_F(PreloadProtocol, ABlockCountsUntilItsLastAllocationIsFreed) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
+// Two are in a unit. A thread waits for a second one.
+TEST_F(PreloadProtocol, AnArrayThatWaitsIsNotInTheWayOfOneThatHasRoom) {
+  PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
+  Program program = RunPacking(daemon, {{"VRAMBROKER_WAIT", "10m"}});
+  for (const std::string what : {"plain 6M", "array 1000K", "array 900K"}) {
+    EXPECT_EQ(program.Ask("alloc " + what), "0");
+  }
+  daemon.HoldBack(VRAMBROKER_COUNT_WAIT);
+  EXPECT_EQ(program.Ask("array_thread 512K"), "0");
+  ASSERT_TRUE(WaitFor([&] { return daemon.Calls(VRAMBROKER_COUNT_WAIT) == 1; }));
+  EXPECT_EQ(program.Ask("alloc array 64K"), "0");
+  EXPECT_EQ(daemon.Calls(VRAMBROKER_COUNT_WAIT), 1);
+  daemon.SendHeldBack();
+  EXPECT_EQ(program.Ask("join"), "2");
+  EXPECT_THAT(program.ErrorText(), HasSubstr("cuArrayCreate of 0.5 MiB refused: the played daemon has no more"));
+  EXPECT_EQ(daemon.charged(), 8 * kMiB);
+}
+
 TEST_F(PreloadProtocol, PairsOfSmallAllocationsMakeFewCalls) {
   PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   Program program = RunPacking(daemon);
