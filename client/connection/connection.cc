@@ -216,6 +216,11 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return FromProto(details);
 }
 
+absl::Status NoAnswerError(absl::Duration timeout) {
+  return absl::DeadlineExceededError(
+      absl::StrCat("the daemon accepted the connection but did not answer within ", absl::FormatDuration(timeout)));
+}
+
 absl::Status ExplainClosed(const absl::Status& status) {
   if (!absl::IsUnavailable(status)) return status;
   for (const char* words : {"Transport closed", "Socket closed", "Connection reset by peer", "Broken pipe"}) {

@@ -44,6 +44,9 @@ void SetTimeout(grpc::ClientContext& context, absl::Duration timeout);
 absl::Status FromProto(const v1::StatusDetails& details);
 absl::Status FromGrpc(const grpc::Status& status);
 
+// What is said of a daemon that has not answered the first call of a connection within `timeout`.
+absl::Status NoAnswerError(absl::Duration timeout);
+
 // ExplainClosed adds to the error of an unanswered call what may be why the daemon has closed its connection. gRPC
 // knows only that it was closed, and the daemon's log has the reason.
 absl::Status ExplainClosed(const absl::Status& status);

@@ -75,8 +75,7 @@ absl::Status SessionStream::WaitForWelcome(absl::Duration timeout) {
           timeout);
   if (status_.ok() && !welcomed_) {
     if (waiting_stopped_) return ClosingError();
-    return absl::DeadlineExceededError(
-        absl::StrCat("the daemon accepted the connection but did not answer within ", absl::FormatDuration(timeout)));
+    return NoAnswerError(timeout);
   }
   return status_;
 }

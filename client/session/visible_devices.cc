@@ -19,7 +19,8 @@ absl::StatusOr<std::vector<std::string>> VisibleDevices(const std::shared_ptr<gr
   const absl::Status asked =
       FromGrpc(v1::Broker::NewStub(channel)->GetDevices(&context, v1::GetDevicesRequest(), &response));
   if (absl::IsUnimplemented(asked) || absl::IsPermissionDenied(asked)) return visible;
-  if (!asked.ok()) return asked;
+  if (absl::IsDeadlineExceeded(asked)) return NoAnswerError(timeout);
+  if (!asked.ok()) return ExplainClosed(asked);
   // With one, there is nothing to choose: CUDA is left alone until it is needed.
   const auto is_cuda = [](const v1::Device& device) { return device.kind() == v1::DEVICE_KIND_CUDA; };
   if (response.devices_size() < 2 || !absl::c_all_of(response.devices(), is_cuda)) return visible;
