@@ -96,6 +96,14 @@ int cuGraphAddNode_v2(cu_node* node, cu_graph graph, const cu_node* after, const
 
 /* --- calls that take memory, of whatever device --- */
 
+/* Returns the error for the program where the daemon has to be asked about a device, and is not there. */
+static int may_call(void) {
+  struct account* account;
+  int error = CU_OK;
+  for (uint64_t left = with_memory(); left != 0 && error == CU_OK;) error = account_of(take_first(&left), 0, &account);
+  return error;
+}
+
 /* Returns the devices that are looked at, a bit for each. */
 static uint64_t enter(struct growth* growth) {
   uint64_t entered = 0;
@@ -147,7 +155,8 @@ static int made(struct growth* growth, uint64_t entered, int error, cu_exec* exe
 
 #define INSTANTIATE(call)                                                                           \
   struct growth growth = {0};                                                                       \
-  int error = CU_OK;                                                                                \
+  int error = may_call();                                                                           \
+  if (error != CU_OK) return error;                                                                 \
   for (int tries = 1;; tries++) {                                                                   \
     const uint64_t entered = enter(&growth);                                                        \
     error = call;                                                                                   \
@@ -196,8 +205,10 @@ static int launch(int (*real)(cu_exec, cu_stream), cu_exec exec, cu_stream strea
   char why[MESSAGE_BYTES];
   char line[MESSAGE_BYTES + 128];
   int waited;
+  int error = may_call();
+  if (error != CU_OK) return error;
   const uint64_t entered = enter(&growth);
-  const int error = real(exec, stream);
+  error = real(exec, stream);
   const uint64_t refused = leave(&growth, entered);
   undone(refused);
   if (refused != 0 && ledger_take(growth.reserve->account, 0, AT_ONCE, &waited, why) != 0) {

@@ -45,10 +45,22 @@ TEST_F(PreloadSession, WithoutADaemonAllocationsAreRefusedAndSaidWhy) {
   EXPECT_EQ(std::vector<std::string>(absl::StrSplit(program.ErrorText(), '\n')).size(), 2) << "one line, once";
 }
 
+TEST_F(PreloadSession, WithoutADaemonGraphsGetNoMemory) {
+  const uint64_t before = UsedOnMachine();
+  Program program = Run("dlsym", {{"VRAMBROKER_SOCKET_DIR", "/nowhere"}});
+  EXPECT_EQ(program.Ask("stream"), "0");
+  EXPECT_EQ(program.Ask("graph 20M"), "2");
+  EXPECT_EQ(program.Ask("node_graph 20M 0"), "2");
+  EXPECT_EQ(UsedOnMachine(), before);
+  EXPECT_THAT(program.ErrorText(), HasSubstr("vrambroker: cannot reach the daemon at /nowhere/vram-count.sock"));
+}
+
 TEST_F(PreloadSession, IfAvailableMeansThatAProgramRunsWithoutADaemon) {
   Program program = Run("dlsym", {{"VRAMBROKER_SOCKET_DIR", "/nowhere"}, {"VRAMBROKER_IF_AVAILABLE", "1"}});
   EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
   EXPECT_EQ(program.Ask("alloc handle 2M"), "0");
+  EXPECT_EQ(program.Ask("stream"), "0");
+  EXPECT_EQ(program.Ask("graph 2M"), "0");
   EXPECT_THAT(program.Ask("info"), StartsWith("0 "));
   EXPECT_THAT(program.ErrorText(), HasSubstr("is not counted: VRAMBROKER_IF_AVAILABLE is set"));
 }
