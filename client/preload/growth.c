@@ -2,7 +2,7 @@
 #include "client/preload/growth.h"
 
 /* Makes known what the driver has. `own`: calls of this thread that are not done; they are then, where all is paid for.
- * -1: it is not, and nothing is changed but `grown`. 1: it has become less. */
+ * -1: it is not, and nothing is changed but `grown`. */
 static int look(struct reserve* reserve, unsigned own, uint64_t* grown) {
   char message[MESSAGE_BYTES];
   int waited;
@@ -44,7 +44,7 @@ static int look(struct reserve* reserve, unsigned own, uint64_t* grown) {
     unlock(&reserve->lock);
     ledger_owe(reserve->account, owed);
     ledger_give(reserve->account, shrunk);
-    if (is_done) return shrunk != 0;
+    if (is_done) return 0;
   }
 }
 
@@ -62,7 +62,7 @@ void growth_enter(struct growth* growth, struct reserve* reserve) {
 
 int growth_leave(struct growth* growth, struct reserve* reserve) {
   uint64_t grown;
-  if (look(reserve, 1, &grown) >= 0) return 0;
+  if (look(reserve, 1, &grown) == 0) return 0;
   growth->missing = (growth->reserve == reserve ? growth->prepared : 0) + grown;
   growth->reserve = reserve;
   return -1;
@@ -96,9 +96,9 @@ int growth_prepare(struct growth* growth, uint64_t units) {
   return 0;
 }
 
-int growth_read(struct reserve* reserve) {
+void growth_read(struct reserve* reserve) {
   uint64_t grown;
-  return look(reserve, 0, &grown);
+  look(reserve, 0, &grown);
 }
 
 int growth_again(struct growth* growth, const char* what, uint64_t bytes) {

@@ -53,8 +53,8 @@ void growth_undone(struct reserve* reserve);
 /* Between growth_enter() and the call, which takes `units` at least. -1: so much may not be had, and the call is not to
  * be made. */
 int growth_prepare(struct growth* growth, uint64_t units);
-/* Reads again what the driver has, unless a call is not done: its thread does so then. Returns whether that is less. */
-int growth_read(struct reserve* reserve);
+/* Reads again what the driver has, unless a call is not done: its thread does so then. */
+void growth_read(struct reserve* reserve);
 /* Whether to make the call again: others had the memory, and it was waited for. Otherwise the program's refusal is
  * written. */
 int growth_again(struct growth* growth, const char* what, uint64_t bytes);

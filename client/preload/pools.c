@@ -31,7 +31,7 @@ static struct lock places;    /* of the tables. Held for moments; taken before a
 static struct table pools;    /* handle -> its pool in `owner` */
 static struct table pointers; /* address -> its pool in `owner`, and its bytes */
 static struct pool* all_pools;
-static int may_have_shrunk; /* something was freed since the pools were read */
+static int may_have_shrunk; /* something was freed since the pools were read, or they had more than is in use then */
 
 int is_capturing(cu_stream stream, int of_thread) {
   const struct driver* driver = real_driver();
@@ -64,14 +64,14 @@ static void read_pool(struct pool* pool) {
   unlock(&reserve->lock);
   if (handle == NULL || reserve->account == NULL) return;
   if (owes && !is_asked && driver->cuMemPoolTrimTo != NULL) driver->cuMemPoolTrimTo(handle, in_use);
-  const int has_shrunk = growth_read(reserve);
+  growth_read(reserve);
   lock(&reserve->lock);
   const uint64_t bytes = reserve->known * VRAMBROKER_COUNT_UNIT_BYTES;
   /* A driver may let some go with their context. The substitute keeps all, so no test sees it. */
   if (reserve->calls == 0 && pool->bytes > bytes) pool->bytes = bytes;
-  const int owes_still = reserve->owed != 0;
+  const int may_shrink = bytes > pool->bytes || reserve->owed != 0;
   unlock(&reserve->lock);
-  if (has_shrunk || owes_still) __atomic_store_n(&may_have_shrunk, 1, __ATOMIC_RELAXED); /* perhaps not all of it yet */
+  if (may_shrink) __atomic_store_n(&may_have_shrunk, 1, __ATOMIC_RELAXED);
 }
 
 static int reading(struct pool* pool) {

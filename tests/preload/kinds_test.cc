@@ -258,6 +258,27 @@ TEST_F(PreloadKinds, APoolIsChargedForWhatItKeeps) {
   EXPECT_EQ(program.Ask("info"), Info(32, 64));
   EXPECT_EQ(program.Ask("trim"), "0");
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
+  EXPECT_EQ(program.Ask("alloc pool 20M"), "0");
+  EXPECT_EQ(program.Ask("free 1"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(32, 64));
+  EXPECT_EQ(program.Ask("keep 0"), "0");
+  EXPECT_EQ(program.Ask("synchronize"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64)) << "it keeps less from now on";
+}
+
+// A wait for something else comes before.
+TEST_F(PreloadKinds, WhatWasFreedComesBackWhenItsStreamHasComeSoFar) {
+  Program program = RunWithStream();
+  ASSERT_EQ(program.Ask("alloc async 20M"), "0");
+  ASSERT_EQ(program.Ask("hold"), "0");
+  ASSERT_EQ(program.Ask("free_later 0"), "0");
+  ASSERT_EQ(program.Ask("device 1"), "0");
+  ASSERT_EQ(program.Ask("synchronize"), "0");
+  ASSERT_EQ(program.Ask("device 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(32, 64));
+  ASSERT_EQ(program.Ask("go"), "0");
+  ASSERT_EQ(program.Ask("synchronize"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
 // What the driver gave for a moment, others would not have had.

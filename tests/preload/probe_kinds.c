@@ -382,7 +382,7 @@ static int other(const char* word, const char* first, const char* second) {
   struct properties properties = on_device();
   void* context = NULL;
   address_t handle;
-  unsigned long long threshold = ~0ull;
+  unsigned long long threshold = *first == '\0' ? ~0ull : size_of(first);
   if (strcmp(word, "stream") == 0) return driver.cuStreamCreate(&stream, 1);
   if (strcmp(word, "pool") == 0) return driver.cuMemPoolCreate(&pool, &properties);
   if (strstr(word, "_pool") != NULL && *first != '\0') return pool_at(word, first, second);
@@ -390,6 +390,7 @@ static int other(const char* word, const char* first, const char* second) {
   if (strcmp(word, "default_pool") == 0) return driver.cuDeviceGetDefaultMemPool(&pool, 0);
   if (strcmp(word, "keep") == 0) return driver.cuMemPoolSetAttribute(pool, 4, &threshold);
   if (strcmp(word, "destroy_pool") == 0) return driver.cuMemPoolDestroy(pool);
+  if (strcmp(word, "free_later") == 0) return driver.cuMemFreeAsync(things[atoi(first)].address, stream);
   if (strcmp(word, "trim") == 0) return driver.cuMemPoolTrimTo(pool, 0);
   if (strcmp(word, "graph") == 0) return run_graph(size_of(first));
   if (strstr(word, "node_graph") != NULL) return run_node_graph(size_of(first), atoi(second), *word == 'a');
