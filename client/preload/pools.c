@@ -145,7 +145,8 @@ static struct pool* find_pool(cu_pool handle) {
   return pool;
 }
 
-/* Returns the one that is known by the handle, or makes it known. NULL: no memory. */
+/* Returns the one that is known by the handle, or makes it known. NULL: no memory. `account`: NULL where its device is not
+ * counted, or nobody has said so yet; it is what counts from now on. */
 static struct pool* know_pool(cu_pool handle, cu_device device, struct account* account) {
   lock(&places);
   const struct entry* known = table_find(&pools, (uint64_t)(uintptr_t)handle);
@@ -158,9 +159,14 @@ static struct pool* know_pool(cu_pool handle, cu_device device, struct account* 
       lock(&pool->reserve.lock);
       pool->handle = handle;
       pool->device = device;
-      pool->reserve.account = account;
+      pool->reserve.account = NULL;
       unlock(&pool->reserve.lock);
     }
+  }
+  if (pool != NULL && account != NULL) {
+    lock(&pool->reserve.lock);
+    pool->reserve.account = account;
+    unlock(&pool->reserve.lock);
   }
   unlock(&places);
   return pool;
@@ -179,11 +185,12 @@ static cu_device device_of_pool(cu_pool handle, cu_stream stream) {
   return device_of(stream);
 }
 
-/* Finds a pool, or makes it known. Returns an error for the program, or 0. */
+/* Finds a pool, or makes it known. Returns an error for the program, or 0. A pool may have been known before the daemon
+ * that serves its device. */
 static int pool_of(cu_pool handle, cu_stream stream, struct pool** pool) {
   struct account* account;
   *pool = find_pool(handle);
-  if (*pool != NULL) return CU_OK;
+  if (*pool != NULL && (*pool)->reserve.account != NULL) return CU_OK;
   const cu_device device = device_of_pool(handle, stream);
   const int error = account_of(device, 0, &account);
   if (error != CU_OK) return error;
@@ -459,9 +466,7 @@ static int get(int (*real)(cu_pool*, cu_location*, int), cu_pool* pool, cu_locat
   const int refused = type == CU_MANAGED ? refuse_managed() : CU_OK;
   if (refused != CU_OK) return refused;
   const int error = real(pool, location, type);
-  struct account* account;
-  if (error != CU_OK || account_of_location(location, type, 1, &account) != CU_OK) return error;
-  know_pool(*pool, device_of_location(location, type), account);
+  if (error == CU_OK) know_pool(*pool, device_of_location(location, type), NULL);
   return error;
 }
 

@@ -186,9 +186,12 @@ TEST_F(PreloadKinds, PoolsOfHostMemoryPassThrough) {
 // A program asks for its pools before it allocates, and may not allocate at all.
 TEST_F(PreloadKinds, ALocationsPoolIsFoundWithoutADaemon) {
   daemon().Kill();
-  Program program = RunWithStream({{"VRAMBROKER_RECONNECT", "1ms"}});
-  EXPECT_EQ(program.Ask("default_pool 1:0 pinned"), "0");
+  Program program = RunWithStream({{"VRAMBROKER_LIMIT", "64MiB"}, {"VRAMBROKER_RECONNECT", "1ms"}});
+  EXPECT_EQ(program.Ask("default_pool 6:1 pinned"), "0");
   EXPECT_EQ(program.Ask("alloc pool 2M"), "2");
+  ASSERT_TRUE(daemon().Restart().ok());
+  EXPECT_TRUE(WaitFor([&] { return program.Ask("alloc pool 2M") == "0"; }));
+  EXPECT_EQ(program.Ask("info"), Info(64, 64)) << "it is the other device's";
 }
 
 TEST_F(PreloadKinds, ImportedHandlesAreNotChargedAgain) {

@@ -178,6 +178,26 @@ TEST_F(PreloadProtocol, AnOlderDaemonServesProgramsThatAskItForNothingNewer) {
   }
 }
 
+// What a pool already has of it counts, too.
+TEST_F(PreloadProtocol, PoolsOfADeviceThatIsServedLaterAreCountedFromThen) {
+  PlayedDaemon daemon({kPackingUuid, kSecondPackingUuid}, 64 * kMiB);
+  daemon.set_distort([](const PlayedDaemon::Request& request, PlayedDaemon::Answer answer) {
+    if (request.device == 0) std::strcpy(answer.uuid, "GPU-33333333-1111-1111-1111-111111111111");
+    return PlayedDaemon::Bytes(answer);
+  });
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc async 20M"), "0");
+  EXPECT_EQ(program.Ask("device 1"), "0");
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+  EXPECT_EQ(daemon.charged(0), 0u);
+  daemon.set_distort(nullptr);
+  daemon.HangUpAfter(VRAMBROKER_COUNT_CHARGE);
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+  EXPECT_EQ(program.Ask("device 0"), "0");
+  EXPECT_EQ(program.Ask("alloc async 20M"), "0");
+  EXPECT_GE(daemon.charged(0), 40 * kMiB);
+}
+
 // --- Daemons that answer wrongly: as if there were none, and never in a hot loop ---
 
 class PreloadHostile : public PreloadProtocol, public ::testing::WithParamInterface<uint32_t> {
