@@ -1,15 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/preload/growth.h"
 
+#include "client/preload/runtime.h"
+
+/* Pays for what the driver has, `units`, as far as nobody has done so. One thread at a time pays: two would both be
+ * charged for the growth of both, and one could be refused what is paid for. -1: `grown` may not be had. */
+static int pay(struct reserve* reserve, uint64_t units, uint64_t* grown, uint64_t* changes) {
+  char message[MESSAGE_BYTES];
+  int waited;
+  const struct calm calm = calm_begin(); /* a handler could jump, and the lock would stay */
+  lock(&reserve->paying);
+  lock(&reserve->lock);
+  *grown = units > reserve->known ? units - reserve->known : 0;
+  const uint64_t before = reserve->changes;
+  unlock(&reserve->lock);
+  const int error = *grown == 0 ? 0 : ledger_take(reserve->account, *grown, NOW, &waited, message);
+  lock(&reserve->lock);
+  if (error != 0) {
+    *changes = before;
+  } else if (*grown != 0) {
+    reserve->known += *grown;
+    reserve->changes++;
+    *changes += 1; /* it is this thread's own */
+  }
+  unlock(&reserve->lock);
+  unlock(&reserve->paying);
+  calm_end(calm);
+  return error;
+}
+
 /* Makes known what the driver has. `own`: calls of this thread that are not done; they are then, where all is paid for.
  * -1: it is not, and nothing is changed but `grown`. */
 static int look(struct reserve* reserve, unsigned own, uint64_t* grown) {
-  char message[MESSAGE_BYTES];
-  int waited;
   for (;;) {
     lock(&reserve->lock);
     const uint64_t known = reserve->known;
-    const uint64_t changes = reserve->changes;
+    uint64_t changes = reserve->changes;
     const int is_left_to_others = own == 0 && reserve->calls != 0;
     unlock(&reserve->lock);
     if (is_left_to_others) return 0;
@@ -17,7 +43,7 @@ static int look(struct reserve* reserve, unsigned own, uint64_t* grown) {
     if (reserve->read(reserve->owner, &now) != 0) now = known;
     *grown = now > known ? now - known : 0;
     uint64_t shrunk = known > now ? known - now : 0;
-    const int is_refused = own != 0 && *grown != 0 && ledger_take(reserve->account, *grown, NOW, &waited, message) != 0;
+    const int is_refused = own != 0 && *grown != 0 && pay(reserve, now, grown, &changes) != 0;
     lock(&reserve->lock);
     const int is_last = reserve->calls == own;
     const int is_doubtful = reserve->changes != changes;
@@ -27,15 +53,10 @@ static int look(struct reserve* reserve, unsigned own, uint64_t* grown) {
       return -1;
     }
     /* The thread whose call is done last gives back what is too much, and owes what is left. Others only pay. */
-    uint64_t owed = 0;
-    if (own != 0) {
-      reserve->known += *grown;
-    } else if (is_last && !is_doubtful) {
-      owed = *grown;
-      reserve->known += owed;
-      reserve->owed += owed;
-    }
+    const uint64_t owed = own == 0 && is_last && !is_doubtful ? *grown : 0;
     if (!is_last || is_doubtful) shrunk = 0;
+    reserve->known += owed;
+    reserve->owed += owed;
     reserve->known -= shrunk;
     reserve->owed -= shrunk < reserve->owed ? shrunk : reserve->owed;
     if (own != 0 || *grown != 0 || shrunk != 0) reserve->changes++;

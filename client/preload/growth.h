@@ -26,6 +26,7 @@
 /* Holds what a pool or a device's graphs have. A reserve stays where it is: threads look at it with its own lock alone.
  */
 struct reserve {
+  struct lock paying;                              /* held while the daemon is asked; taken before `lock` */
   struct lock lock;                                /* held for moments */
   struct account* account;                         /* NULL: not counted */
   int (*read)(const void* owner, uint64_t* units); /* asks the driver; else than 0: it does not say */

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Threads that make a reserve grow at the same time, with a ledger that is played.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <utility>
+
+extern "C" {
+#include "client/preload/growth.h"
+#include "client/preload/runtime.h"
+}
+
+namespace {
+
+uint64_t units_left;               // that the daemon would still charge
+std::function<void()> when_taken;  // before the thread gets its answer, once
+
+}  // namespace
+
+extern "C" {
+
+int ledger_take(struct account* /*account*/, uint64_t units, enum patience /*patience*/, int* /*waited*/,
+                char* /*message*/) {
+  if (units > units_left) return -1;
+  units_left -= units;
+  if (const auto action = std::exchange(when_taken, nullptr); action) action();
+  return 0;
+}
+
+void ledger_give(struct account* /*account*/, uint64_t units) {
+  units_left += units;
+}
+
+void ledger_owe(struct account* /*account*/, uint64_t /*units*/) {}
+
+int charge_begin(struct charge* /*charge*/, struct account* /*account*/, const char* /*what*/, uint64_t /*bytes*/,
+                 uint64_t /*units*/, enum patience /*patience*/) {
+  return CU_OUT_OF_MEMORY;
+}
+
+struct calm calm_begin(void) {
+  return {};
+}
+
+void calm_end(struct calm /*calm*/) {}
+
+}  // extern "C"
+
+namespace vrambroker::testing_support {
+namespace {
+
+// Both see what the driver has for the two. The first one has been granted it, and has not noted it yet.
+TEST(PreloadGrowth, WhatAnotherThreadPaysForIsNotRefused) {
+  reserve shared = {};
+  std::atomic<uint64_t> of_driver = 0;
+  shared.owner = &of_driver;
+  shared.read = [](const void* owner, uint64_t* units) {
+    *units = *static_cast<const std::atomic<uint64_t>*>(owner);
+    return 0;
+  };
+  growth one = {};
+  growth other = {};
+  growth_enter(&one, &shared);
+  growth_enter(&other, &shared);
+  of_driver = units_left = 5;
+  int result = 1;
+  std::atomic<bool> is_done = false;
+  std::thread thread;
+  when_taken = [&] {
+    thread = std::thread([&] {
+      result = growth_leave(&other, &shared);
+      is_done = true;
+    });
+    while (__atomic_load_n(&shared.paying.state, __ATOMIC_RELAXED) != 2 && !is_done) std::this_thread::yield();
+  };
+  EXPECT_EQ(growth_leave(&one, &shared), 0);
+  thread.join();
+  EXPECT_EQ(result, 0);
+  EXPECT_EQ(shared.known, 5u);
+  EXPECT_EQ(shared.calls, 0u);
+  EXPECT_EQ(units_left, 0u);
+}
+
+}  // namespace
+}  // namespace vrambroker::testing_support
