@@ -24,6 +24,8 @@ struct pool {
   uint64_t count;         /* of its allocations */
   unsigned readers;       /* threads that look at all pools, and ask the driver about this one */
   int is_going;           /* a thread destroys it: nobody else asks about it */
+  int is_own;             /* the program has made it, on a device */
+  int is_doomed;          /* the program has destroyed it; the driver is to when nothing is in it any more */
   struct pool* next;      /* of all: these stay, for another pool once they have neither handle nor allocation */
 };
 
@@ -52,18 +54,19 @@ static int reserved_units(const void* owner, uint64_t* units) {
   return 0;
 }
 
-/* Gives back what the pool has less than was known. While it owes, it keeps nothing that is not in use. */
+/* Gives back what the pool has less than was known. Where it owes, or is doomed, it keeps nothing that is not in use.
+ */
 static void read_pool(struct pool* pool) {
   const struct driver* driver = real_driver();
   struct reserve* const reserve = &pool->reserve;
   lock(&reserve->lock);
   const cu_pool handle = pool->handle;
   const uint64_t in_use = pool->bytes;
-  const int owes = reserve->owed != 0;
+  const int keeps_nothing = reserve->owed != 0 || pool->is_doomed;
   const int is_asked = reserve->calls != 0; /* the driver may wait there */
   unlock(&reserve->lock);
   if (handle == NULL || reserve->account == NULL) return;
-  if (owes && !is_asked && driver->cuMemPoolTrimTo != NULL) driver->cuMemPoolTrimTo(handle, in_use);
+  if (keeps_nothing && !is_asked && driver->cuMemPoolTrimTo != NULL) driver->cuMemPoolTrimTo(handle, in_use);
   growth_read(reserve);
   lock(&reserve->lock);
   const uint64_t bytes = reserve->known * VRAMBROKER_COUNT_UNIT_BYTES;
@@ -82,10 +85,18 @@ static int reading(struct pool* pool) {
   return may_read;
 }
 
+/* The last reader of a doomed pool destroys it once it has nothing. */
 static void has_read(struct pool* pool) {
+  cu_pool handle = NULL;
   lock(&pool->reserve.lock);
   pool->readers--;
+  if (pool->is_doomed && pool->readers == 0 && pool->reserve.known == 0) {
+    handle = pool->handle;
+    pool->handle = NULL;
+    pool->is_doomed = 0;
+  }
   unlock(&pool->reserve.lock);
+  if (handle != NULL) real_driver()->cuMemPoolDestroy(handle);
 }
 
 /* No handler leaves it by siglongjmp(): who destroys a pool waits for those that ask about it. */
@@ -145,8 +156,8 @@ static struct pool* find_pool(cu_pool handle) {
   return pool;
 }
 
-/* Returns the one that is known by the handle, or makes it known. NULL: no memory. `account`: NULL where its device is not
- * counted, or nobody has said so yet; it is what counts from now on. */
+/* Returns the one that is known by the handle, or makes it known. NULL: no memory. `account`: NULL where its device is
+ * not counted, or nobody has said so yet; it is what counts from now on. */
 static struct pool* know_pool(cu_pool handle, cu_device device, struct account* account) {
   lock(&places);
   const struct entry* known = table_find(&pools, (uint64_t)(uintptr_t)handle);
@@ -159,6 +170,7 @@ static struct pool* know_pool(cu_pool handle, cu_device device, struct account* 
       lock(&pool->reserve.lock);
       pool->handle = handle;
       pool->device = device;
+      pool->is_own = 0;
       pool->reserve.account = NULL;
       unlock(&pool->reserve.lock);
     }
@@ -326,6 +338,7 @@ static int allocate(struct request* request) {
     const int result = try_once(request, pool, from_pool, &growth, &error);
     if (result == 0 && charge_again(&growth.waited, error)) continue;
     if (result == 0) break;
+    pools_read_if_freed();
     if (tries++ == MOST_TRIES || !growth_again(&growth, request->what, request->bytes)) {
       error = CU_OUT_OF_MEMORY;
       break;
@@ -444,6 +457,23 @@ static void send_readers_away(struct pool* pool) {
   calm_end(calm);
 }
 
+/* The driver keeps what is in use of a destroyed pool, and what was freed on a stream that has not come so far, and
+ * says nothing more of it. So the pool is destroyed when that has gone: returns 1. A device's current pool goes at
+ * once, or it would stay the current one. */
+static int doom(struct pool* pool) {
+  const struct driver* driver = real_driver();
+  cu_pool current;
+  if (!pool->is_own || pool->reserve.account == NULL || driver->cuDeviceGetMemPool == NULL ||
+      driver->cuDeviceGetMemPool(&current, pool->device) != CU_OK || current == pool->handle) {
+    return 0;
+  }
+  lock(&pool->reserve.lock);
+  pool->is_doomed = pool->reserve.known != 0;
+  const int is_doomed = pool->is_doomed;
+  unlock(&pool->reserve.lock);
+  return is_doomed;
+}
+
 int cuMemPoolCreate(cu_pool* pool, const cu_pool_properties* properties) {
   REAL(cuMemPoolCreate);
   struct account* account = NULL;
@@ -456,7 +486,10 @@ int cuMemPoolCreate(cu_pool* pool, const cu_pool_properties* properties) {
   if (error != CU_OK) return error;
   struct pool* const before = forget_pool(*pool); /* it went in a way that is not seen here */
   if (before != NULL) destroyed(before);
-  know_pool(*pool, properties == NULL ? -1 : device_of_location(&properties->location, properties->type), account);
+  const cu_device device = properties == NULL ? -1 : device_of_location(&properties->location, properties->type);
+  struct pool* const made = know_pool(*pool, device, account);
+  if (made != NULL && properties != NULL)
+    made->is_own = properties->type != CU_MANAGED && properties->location.type == CU_LOCATION_DEVICE;
   return error;
 }
 
@@ -484,9 +517,10 @@ int cuMemPoolDestroy(cu_pool handle) {
   REAL(cuMemPoolDestroy);
   struct pool* const pool = forget_pool(handle);
   if (pool == NULL) return driver->cuMemPoolDestroy(handle);
-  send_readers_away(pool);
   driver->cuMemPoolTrimTo(handle, 0); /* so that what is known afterwards is what is in use */
   read_pool(pool);
+  if (doom(pool)) return CU_OK;
+  send_readers_away(pool);
   const int error = driver->cuMemPoolDestroy(handle);
   if (error == CU_OK) {
     destroyed(pool);

@@ -319,6 +319,24 @@ TEST_F(PreloadKinds, ADestroyedPoolIsChargedUntilItsLastAllocationIsFreed) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
+TEST_F(PreloadKinds, ADestroyedPoolIsChargedUntilItsLastFreeHasHappened) {
+  for (const auto& [first, second] : {std::pair("free_later 0", "destroy_pool"), {"destroy_pool", "free_later 0"}}) {
+    SCOPED_TRACE(first);
+    const uint64_t before = UsedOnMachine();
+    Program program = RunWithStream();
+    ASSERT_EQ(program.Ask("pool"), "0");
+    ASSERT_EQ(program.Ask("alloc pool 20M"), "0");
+    ASSERT_EQ(program.Ask("hold"), "0");
+    EXPECT_EQ(program.Ask(first), "0");
+    EXPECT_EQ(program.Ask(second), "0");
+    EXPECT_EQ(program.Ask("info"), Info(32, 64));
+    ASSERT_EQ(program.Ask("go"), "0");
+    ASSERT_EQ(program.Ask("synchronize"), "0");
+    EXPECT_EQ(program.Ask("info"), Info(64, 64));
+    EXPECT_EQ(UsedOnMachine(), before) << "the driver has destroyed it, too";
+  }
+}
+
 TEST_F(PreloadKinds, MemoryOfGraphsIsCharged) {
   Program program = RunWithStream();
   EXPECT_EQ(program.Ask("graph 20M"), "0");
