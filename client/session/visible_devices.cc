@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session/visible_devices.h"
 
+#include <cstdlib>
+
 #include "absl/algorithm/container.h"
 #include "allocator/device/cuda_device.h"
 #include "allocator/device/device.h"
@@ -12,7 +14,10 @@ namespace vrambroker::client_internal {
 absl::StatusOr<std::vector<std::string>> VisibleDevices(const std::shared_ptr<grpc::Channel>& channel,
                                                         absl::Duration timeout) {
   std::vector<std::string> visible;
-  if (!HasCudaDriver()) return visible;
+  // Elsewhere a process sees all GPUs. CUDA is left alone there: a program may want to fork() before it starts CUDA.
+  const bool may_hide =
+      std::getenv("CUDA_VISIBLE_DEVICES") != nullptr || std::getenv("NVIDIA_VISIBLE_DEVICES") != nullptr;
+  if (!may_hide || !HasCudaDriver()) return visible;
   grpc::ClientContext context;
   SetTimeout(context, timeout);
   v1::GetDevicesResponse response;
@@ -21,7 +26,7 @@ absl::StatusOr<std::vector<std::string>> VisibleDevices(const std::shared_ptr<gr
   if (absl::IsUnimplemented(asked) || absl::IsPermissionDenied(asked)) return visible;
   if (absl::IsDeadlineExceeded(asked)) return NoAnswerError(timeout);
   if (!asked.ok()) return ExplainClosed(asked);
-  // With one, there is nothing to choose: CUDA is left alone until it is needed.
+  // A daemon with one GPU leaves no choice.
   const auto is_cuda = [](const v1::Device& device) { return device.kind() == v1::DEVICE_KIND_CUDA; };
   if (response.devices_size() < 2 || !absl::c_all_of(response.devices(), is_cuda)) return visible;
   const absl::StatusOr<std::vector<std::unique_ptr<Device>>> own = MakeCudaDevices();

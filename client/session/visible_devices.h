@@ -13,8 +13,9 @@
 
 namespace vrambroker::client_internal {
 
-// UUIDs of the daemon's GPUs that this process sees. None: it sees all of them, or none, or there is only one, or the
-// daemon does not say. Asks the daemon only where this process may have GPUs.
+// Returns UUIDs of the daemon's GPUs that this process sees, as CUDA_VISIBLE_DEVICES or a container's
+// NVIDIA_VISIBLE_DEVICES leaves them. Empty: the process sees all of these GPUs, or none; neither variable is set, and
+// nobody is asked; there is only one GPU; or the daemon does not say.
 absl::StatusOr<std::vector<std::string>> VisibleDevices(const std::shared_ptr<grpc::Channel>& channel,
                                                         absl::Duration timeout);
 

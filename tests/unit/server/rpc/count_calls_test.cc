@@ -153,7 +153,7 @@ TEST_F(CountCallsTest, ATokenIsGoodInItsProcessAlone) {
 
 TEST_F(CountCallsTest, ASessionHasTheDevicesThatItNames) {
   EXPECT_THAT(Hello("all").value()->devices(), IsEmpty());
-  for (const std::string devices : {",", "1,", " ", std::string(512, '0')}) {
+  for (const std::string& devices : {std::string(","), std::string("1,"), std::string(" "), std::string(512, '0')}) {
     const absl::Status wrong = Hello("wrong", Of(getpid()), {}, devices).status();
     EXPECT_EQ(wrong.code(), absl::StatusCode::kInvalidArgument) << devices;
     EXPECT_THAT(std::string(wrong.message()), StartsWith("devices: "));
