@@ -26,7 +26,7 @@ uint64_t BoundBytes(const std::optional<Limit>& bound, const SegmentPool& pool) 
   return bound.has_value() ? LimitBytes(*bound, pool.capacity_bytes()) : AccountState::kNoBound;
 }
 
-// Whose memory it may get as it is.
+// Tenant whose idle memory the session may get unscrubbed.
 std::string TenantOf(const Session& session) {
   const SessionTerms& terms = session.terms();
   if (terms.strict) return absl::StrCat("session:", Raw(session.id()));

@@ -16,10 +16,10 @@
 namespace vrambroker {
 namespace {
 
-// Clients of the last daemon look for this one several times a second.
+// Clients of the last daemon look for the new daemon several times a second.
 constexpr std::chrono::seconds kComingBack(5);
 constexpr std::chrono::seconds kBetweenTries(1);
-constexpr size_t kMaxOwnChanges = 64;  // of a user's claims, at a time
+constexpr size_t kMaxOwnChanges = 64;  // running changes per user
 
 }  // namespace
 
@@ -70,7 +70,7 @@ void Claims::Submit(const ClaimAsker& asker, const std::function<void(absl::Stat
   }
   auto run = [done, slot = std::move(slot), change = std::move(change)]() mutable {
     absl::StatusOr<Result> result = change();
-    slot.reset();  // before the answer: the asker may change the next one then, and the daemon may end
+    slot.reset();  // before the answer: the asker may make its next change then, and the daemon may end
     done(std::move(result));
   };
   if (asker.rule.has_value() ? changes_->Submit(std::move(run)) : changes_->SubmitFirst(std::move(run))) return;
@@ -174,7 +174,7 @@ void Claims::Tick() {
 
 void Claims::LookAtMakers(bool all) {
   std::vector<ClaimId> ended;
-  std::vector<std::pair<ClaimId, ProcessId>> earlier;  // makers of the run before: /proc says whether they live
+  std::vector<std::pair<ClaimId, ProcessId>> earlier;  // makers from an earlier run, checked through /proc
   {
     MutexLock lock(mu_);
     for (const auto& [id, maker] : makers_) {
@@ -208,21 +208,21 @@ void Claims::RemoveEmpty() {
 }
 
 void Claims::RemoveEmptyNow() {
-  any_leaving_ = false;  // what leaves from now on is looked at by the next call
+  any_leaving_ = false;  // sessions leaving from now on are handled by the next call
   bool any_left = false;
-  std::vector<Claim> removed;  // with sockets, and in the file
+  std::vector<Claim> removed;  // claims with sockets, saved in the file
   for (const Claim& claim : GetAll()) {
     if (claim.state == ClaimState::kActive && claim.rule.empty() && !claim.has_lost_maker) continue;
-    // Also those that were being opened when it was revoked.
+    // Also ends sessions that were being opened during the revocation.
     if (claim.state == ClaimState::kRevoked) EndSessionsOf(claim);
     if (is_stopping_) continue;
-    // Sessions of the daemon before this one may come back to a claim that drains.
+    // Sessions of the earlier daemon may return to a draining claim.
     const bool is_time = std::chrono::steady_clock::now() >= claim.keep_until;
     if (!is_time || claim.sessions > 0 || !HasNothing(claim.id) || !RemoveIfEmpty(claim)) {
       any_left = any_left || claim.sessions == 0 || claim.rule.empty();
       continue;
     }
-    // Nobody can enter any more.
+    // No session can enter any more.
     if (claim.rule.empty()) {
       removed.push_back(claim);
     } else {
@@ -231,7 +231,7 @@ void Claims::RemoveEmptyNow() {
   }
   if (any_left) any_leaving_ = true;
   if (removed.empty()) return;
-  // When the file cannot be written until the next daemon starts, they come back with that one, to be removed.
+  // If the file cannot be written before the next daemon starts, the claims return with that daemon, to be removed.
   const absl::Status status = Save(nullptr, nullptr);
   any_unsaved_ = !status.ok();
   for (const Claim& claim : removed) {
@@ -258,7 +258,7 @@ bool Claims::RemoveIfEmpty(const Claim& claim) {
     claims_.erase(claim.name);
   }
   for (SegmentPool* pool : pools_) pool->CloseClaim(claim.id);
-  options_.hooks.forget_members(claim.name);  // before there can be another one of its name
+  options_.hooks.forget_members(claim.name);  // before a new claim of the same name can exist
   const SessionTerms terms = TermsOf(claim);
   options_.removed(claim, claim.rule.empty() && terms.has_claims_tenant ? terms.tenant : "");
   return true;
@@ -274,7 +274,7 @@ void Claims::Restore(std::vector<Claim> claims) {
     }
     if (claim.state != ClaimState::kRevoked) claim.keep_until = std::chrono::steady_clock::now() + kComingBack;
     SetLimit(claim);
-    // A device may be gone, or smaller than it was. What the claim is to have stays in the file.
+    // A device may be gone, or smaller than before. The claim's terms stay in the file.
     if (absl::Status status = RaiseGuarantee(claim.id, claim.terms, /*reclaims=*/false); !status.ok()) {
       ClaimLine("the claim has no guarantee until it is set again (vramctl claim set)", claim)
           .Add("why", status.message())
@@ -307,7 +307,7 @@ void Claims::ServeUnserved(bool is_first_try) {
       all.begin(), all.end(), [this](const Claim& claim) { return claim.is_own && !unserved_.contains(claim.id); }));
   for (const Claim& claim : all) {
     if (!unserved_.contains(claim.id)) continue;
-    // There may be more of them than a daemon with fewer file descriptors makes.
+    // The file may list more claims than a daemon with fewer file descriptors can serve.
     const absl::Status status = claim.is_own && own >= MostOwn() ? TooManyOwn() : options_.hooks.serve(claim);
     if (status.ok()) {
       if (claim.is_own) ++own;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Claims: what operators change of them. On a worker, one after the other. A daemon that is killed in between has the
-// old claim or the new one: a guarantee, which may be refused, comes first, then the file, then what holds at once.
+// Claims: changes by operators and users, run on a worker one after another. A daemon killed in between keeps either
+// the old claim or the new claim: the guarantee, which may be refused, comes first, then the file, then changes that
+// apply at once.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -25,12 +26,12 @@ namespace {
 
 constexpr size_t kMaxLabelKey = 63;
 
-// What is said of a refusal whose cause is for requests for memory.
+// Drops a refusal cause meant only for memory requests.
 absl::Status Plain(const absl::Status& status) {
   return SegmentRefusalCause(status).has_value() ? absl::ResourceExhaustedError(status.message()) : status;
 }
 
-// What is said of the claim's file or directory: a file that is not there is no claim that is not there.
+// Status for errors of the claim's file or directory: a missing file must not be reported as a missing claim.
 absl::Status Unusable(const absl::Status& status) {
   if (status.ok() || absl::IsResourceExhausted(status)) return status;
   return absl::FailedPreconditionError(status.message());
@@ -57,7 +58,7 @@ absl::Status CheckLabels(const absl::btree_map<std::string, std::string>& labels
   return absl::OkStatus();
 }
 
-// "u1000.run-4711-3fa2": of the user and the process.
+// For example "u1000.run-4711-3fa2", from the uid and the pid.
 std::string NameFor(const Caller& maker) {
   static std::atomic<uint64_t> last{std::random_device()()};
   return absl::StrCat("u", maker.uid, ".run-", maker.pid, "-", absl::Hex(last++ & 0xffff, absl::kZeroPad4));
@@ -152,7 +153,7 @@ absl::Status Claims::CheckOperators(const Claim& claim) {
                    "reload), or end its sessions (vramctl end)"));
 }
 
-// ---- What it has of the pools ----
+// ---- Memory of the pools ----
 
 uint64_t Claims::BytesOn(const ClaimTerms& terms, const Limit& limit, size_t device) const {
   const bool has_device = terms.devices.empty() || absl::c_linear_search(terms.devices, device);
@@ -160,7 +161,7 @@ uint64_t Claims::BytesOn(const ClaimTerms& terms, const Limit& limit, size_t dev
 }
 
 uint64_t Claims::GuaranteeOn(const ClaimTerms& terms, size_t device) const {
-  // A rule may give both in other units.
+  // A rule may give limit and guarantee in different units.
   return std::min(BytesOn(terms, terms.guarantee, device), BytesOn(terms, terms.limit, device));
 }
 
@@ -176,7 +177,7 @@ absl::Status Claims::RaiseGuarantee(ClaimId claim, const ClaimTerms& terms, bool
       status = pool.SetClaimGuarantee(claim, bytes);
     }
     if (status.ok()) continue;
-    for (size_t i = 0; i < device; ++i) (void)pools_[i]->SetClaimGuarantee(claim, before[i]);  // less: never refused
+    for (size_t i = 0; i < device; ++i) (void)pools_[i]->SetClaimGuarantee(claim, before[i]);  // lower: never refused
     return absl::Status(Plain(status).code(), pools_.size() == 1
                                                   ? status.message()
                                                   : absl::StrCat("device ", device, ": ", status.message()));
@@ -196,7 +197,7 @@ absl::Status Claims::BoundSessionGuarantees(ClaimId claim, const ClaimTerms& a, 
     const uint64_t limit = BytesOn(a, a.limit, device);
     absl::Status status = pools_[device]->BoundClaimGuarantees(claim, std::min(limit, BytesOn(b, b.limit, device)));
     if (status.ok()) continue;
-    // `a` is what they were bound by: more is never refused.
+    // `a` is the previous bound: a higher bound is never refused.
     for (size_t i = 0; i < device; ++i) (void)pools_[i]->BoundClaimGuarantees(claim, BytesOn(a, a.limit, i));
     return status;
   }
@@ -218,13 +219,13 @@ void Claims::WarnOfCutGuarantees(const Claim& claim) const {
 void Claims::ReclaimFor(ClaimId claim, int device, uint64_t guarantee_bytes) {
   const SteadyTime begun = std::chrono::steady_clock::now();
   for (const bool everybody : {false, true}) {
-    // One that is silent does not keep the others from being asked.
+    // A silent session does not delay asking the others.
     const SteadyTime deadline = begun + (everybody ? options_.reclaim_timeout : options_.reclaim_timeout / 8);
     const uint64_t missing = pools_[device]->MissingForClaim(claim, guarantee_bytes);
     if (missing == 0) return;
-    // Kept until the last one has answered, however late.
+    // Kept until the last session has answered, however late.
     const auto answered = std::make_shared<Answered>();
-    // What its own sessions give back within the guarantee stays the claim's.
+    // Memory given back by the claim's own sessions within the guarantee stays the claim's.
     const uint64_t own = SaturatingSub(pools_[device]->GetShare(claim).used_bytes, guarantee_bytes);
     waiting_.Reclaim(device, {.bytes = missing, .share = claim, .from_share = own}, everybody, [answered] {
       MutexLock lock(answered->mu);
@@ -252,7 +253,7 @@ void Claims::ReclaimExcess(const Claim& claim) {
       const Missing missing{.share = id, .in_share = excess()};
       if (missing.in_share > 0) waiting_.Reclaim(static_cast<int>(device), missing, everybody, done);
     };
-    // Figures may be a second old: who has more than they say is asked after that.
+    // Reports may be a second old: sessions holding more than reported are asked afterwards.
     ask(/*everybody=*/false, [ask] { ask(/*everybody=*/true, [] {}); });
   }
 }
@@ -312,14 +313,15 @@ absl::StatusOr<Claim> Claims::CreateNow(const std::string& asked_name, ClaimTerm
     is_saved = status.ok();
   }
   if (status.ok()) {
-    // It is there before somebody comes through its sockets. By a rule of the policy nobody enters before it is served.
+    // The claim exists before a client can connect to its sockets. Sessions of a policy's rule cannot enter before it
+    // is served.
     MutexLock making(making_mu_);
     MutexLock lock(mu_);
     claim.is_being_made = true;
     if (const auto [it, is_new] = claims_.try_emplace(name, claim); is_new) {
       names_.emplace(claim.id, name);
     } else {
-      status = ThereIs(it->second);  // the policy has made one meanwhile
+      status = ThereIs(it->second);  // the policy has made a claim meanwhile
     }
   }
   if (!status.ok()) return GiveUp(claim, is_saved, status);
@@ -372,12 +374,13 @@ absl::StatusOr<Claim> Claims::UpdateNow(const std::string& name, const ClaimChan
   if (change.limit.has_value()) terms.limit = *change.limit;
   if (change.guarantee.has_value()) terms.guarantee = *change.guarantee;
   if (change.priority.has_value()) {
-    // In the range of an int, which CheckTerms() looks at.
+    // Clamped to the range of an int; CheckTerms() reports values out of range.
     terms.priority = static_cast<int>(std::clamp<int64_t>(*change.priority, -kMaxPriority - 1, kMaxPriority + 1));
   }
   if (change.max_wait.has_value()) terms.max_wait = change.max_wait;
   if (change.labels.has_value()) terms.labels = *change.labels;
-  if (asker.rule.has_value()) terms.tenant = asker.rule->tenant;  // whatever it was when the claim was made
+  if (asker.rule.has_value())
+    terms.tenant = asker.rule->tenant;  // the tenant may have been another when the claim was made
   if (absl::Status status = BoundOwn(asker, terms); !status.ok()) return status;
   if (absl::Status status = CheckTerms(terms); !status.ok()) return status;
   if (change.guarantee.has_value()) {
@@ -386,17 +389,17 @@ absl::StatusOr<Claim> Claims::UpdateNow(const std::string& name, const ClaimChan
   if (change.limit.has_value()) {
     if (absl::Status status = CheckHasAnything(terms); !status.ok()) return status;
   }
-  // No session is guaranteed more meanwhile: others may take long to give back what the claim is to be guaranteed.
+  // Meanwhile no session gets a higher guarantee: giving back memory for the claim's guarantee may take long.
   absl::Status status = BoundSessionGuarantees(claim.id, before.terms, terms);
   if (!status.ok()) return status;
-  // One that could not be given at the start is asked for again only when that is what is wanted.
+  // A guarantee that could not be given at the start is retried only on request.
   if (change.guarantee.has_value()) status = RaiseGuarantee(claim.id, terms, /*reclaims=*/true);
   if (status.ok()) {
     status = Save(&claim, nullptr);
     if (!status.ok()) LowerGuarantee(claim.id, before.terms);
   }
   if (!status.ok()) {
-    (void)BoundSessionGuarantees(claim.id, before.terms, before.terms);  // more: never refused
+    (void)BoundSessionGuarantees(claim.id, before.terms, before.terms);  // higher: never refused
     return status;
   }
   Apply(claim, before.terms);
@@ -430,7 +433,7 @@ absl::StatusOr<Claims::Deleted> Claims::DeleteNow(const std::string& name, bool 
   if (revoke || claim.state == ClaimState::kActive) {
     claim.state = revoke ? ClaimState::kRevoked : ClaimState::kDraining;
     if (absl::Status status = SaveState(claim); !status.ok()) {
-      // A file that cannot be written keeps nobody in a claim that is revoked.
+      // A failing file must not keep sessions in a revoked claim.
       if (!revoke) return status;
       any_unsaved_ = true;
       ClaimLine("claim revoked, but not in the file yet", claim).Add("why", status.message()).Write(spdlog::level::err);

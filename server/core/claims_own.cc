@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Claims: those that users make for themselves, without the right ADMIN. Such a claim never gives its user more than
-// the policy does: it is bounded when it is made, and each session in it when that is opened.
+// Claims made by users for themselves, without the right ADMIN. Such a claim never gives its user more than the policy
+// does: the claim is bounded when made, and each session when opened.
 #include <algorithm>
 
 #include "absl/strings/match.h"
@@ -84,12 +84,12 @@ absl::Status Claims::BoundOwn(const ClaimAsker& asker, ClaimTerms& terms) const 
 }
 
 void Claims::BoundSession(const SessionTerms& by_policy, SessionTerms& terms) {
-  terms.limit = by_policy.limit;  // the claim's bounds all of them together
+  terms.limit = by_policy.limit;  // the claim's limit bounds all its sessions together
   terms.most_priority = by_policy.priority;
   terms.priority = std::min(terms.priority, by_policy.priority);
   terms.most_wait = by_policy.max_wait;
   terms.max_wait = std::min(terms.max_wait, by_policy.max_wait);
-  // Memory of a team that the user has left stays that team's, though the claim was made when the user was in it.
+  // Memory of a team stays the team's after the user has left, even if the claim was made while the user was a member.
   terms.tenant = by_policy.tenant;
   terms.has_claims_tenant = false;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Claims: who comes into them, by their sockets or by a rule of the policy.
+// Claims: entry of sessions, through a claim's sockets or by a rule of the policy.
 #include <unistd.h>
 
 #include <utility>
@@ -12,7 +12,7 @@
 namespace vrambroker {
 namespace {
 
-// To give a guarantee of the policy's that was refused.
+// Time between two tries to give a refused guarantee of the policy.
 constexpr std::chrono::seconds kGuaranteeRetry(1);
 
 bool HasWhatItsRuleSays(const Claim& claim) {
@@ -25,11 +25,11 @@ bool HasWhatItsRuleSays(const Claim& claim) {
 // ---- By its sockets ----
 
 SessionTerms Claims::TermsOf(const Claim& claim) const {
-  // The policy that gave a user's own claim its tenant may say something else by now. It is asked for the user's
-  // sessions; those of others, as root, whom it does not bound, share what the claim's sessions leave, and no more.
+  // The policy may have changed since it gave a user's own claim its tenant, so BoundSession() asks it again for the
+  // user's sessions. Sessions of unbounded users, such as root, share only memory left by the claim's sessions.
   const bool has_its_own = claim.terms.tenant.empty() || claim.is_own;
   return {.rule = "",
-          .limit = 1.0,  // the claim's bounds it
+          .limit = 1.0,  // bounded by the claim's limit
           .priority = claim.terms.priority,
           .tenant = has_its_own ? absl::StrCat("claim:", claim.name) : claim.terms.tenant,
           .rights = {.client = true, .observer = false, .admin = false},
@@ -110,14 +110,14 @@ bool Claims::TakesSessions(const Claim& claim, const ProcessId& process) const {
 // ---- By a rule ----
 
 absl::StatusOr<ClaimId> Claims::EnterByPolicy(const SessionTerms& terms, const ProcessId& process) {
-  MutexLock making(making_mu_);  // of several sessions that come at once, one makes the claim
+  MutexLock making(making_mu_);  // only the first of several concurrent sessions makes the claim
   Claim claim{.name = terms.claim,
               .terms = {.limit = terms.claim_limit, .guarantee = terms.claim_guarantee},
               .created = std::chrono::system_clock::now(),
               .rule = terms.rule,
               .rule_terms = RuleTerms{.limit = terms.claim_limit, .guarantee = terms.claim_guarantee},
               .sessions = 1};
-  std::vector<ProcessId> earlier;  // that were in it in the run before this one
+  std::vector<ProcessId> earlier;  // members in the previous run
   {
     MutexLock lock(mu_);
     if (const auto it = claims_.find(claim.name); it != claims_.end()) {
@@ -136,10 +136,10 @@ absl::StatusOr<ClaimId> Claims::EnterByPolicy(const SessionTerms& terms, const P
     }
   }
   SetLimit(claim);
-  // What they hold has been their users' so far.
+  // Memory of these processes was charged to their users so far.
   for (SegmentPool* pool : pools_) pool->ChargeCarriedOver(claim.id, earlier);
   if (absl::Status status = RaiseGuarantee(claim.id, claim.terms, /*reclaims=*/false); !status.ok()) {
-    // What such a process holds may be in the way, and not be known to be the claim's yet: on GPUs.
+    // On GPUs, memory of a returning process may be in the way before it is known to be the claim's.
     if (!absl::c_linear_search(earlier, process)) {
       for (SegmentPool* pool : pools_) pool->CloseClaim(claim.id);
       return absl::Status(status.code(), absl::StrCat("the claim '", claim.name, "' of the policy's rule ", terms.rule,
@@ -162,7 +162,7 @@ void Claims::UpdateByPolicy(const Claim& claim, absl::string_view rule, const Po
     const bool is_its = found != nullptr && found->has_claim() && (found->claim_per_user || found->claim == claim.name);
     return is_its ? found : nullptr;
   };
-  if (claim.rule.empty()) return;  // an operator's has the operator's terms
+  if (claim.rule.empty()) return;  // terms of an operator's claim come from the operator
   const PolicyRule* said = find(claim.rule);
   if (said == nullptr) said = find(rule);
   if (said == nullptr) return;
@@ -176,7 +176,7 @@ void Claims::UpdateByPolicy(const Claim& claim, absl::string_view rule, const Po
     it->second.next_try = SteadyTime::min();
     any_rule_unapplied_ = true;
   }
-  (void)changes_->Submit([this, name = claim.name] { ApplyRule(name); });  // Tick() does if too many changes wait
+  (void)changes_->Submit([this, name = claim.name] { ApplyRule(name); });  // Tick() retries if too many changes wait
 }
 
 void Claims::ApplyRule(const std::string& name) {
@@ -187,7 +187,7 @@ void Claims::ApplyRule(const std::string& name) {
   claim->terms.guarantee = claim->rule_terms->guarantee;
   if (absl::Status status = RaiseGuarantee(claim->id, claim->terms, /*reclaims=*/false); !status.ok()) {
     claim->terms.guarantee = before.guarantee;
-    if (claim->next_try == SteadyTime::min()) {  // not each time that it is tried again
+    if (claim->next_try == SteadyTime::min()) {  // only at the first try
       ClaimLine("the claim keeps its old guarantee, for now", *claim)
           .Add("why", status.message())
           .Write(spdlog::level::warn);
@@ -223,7 +223,7 @@ void Claims::UpdateByPolicy(const Policy& policy) {
 void Claims::Published(const SessionPtr& session, const Policy& policy) {
   const SessionTerms& terms = session->terms();
   const std::optional<ClaimId> id = terms.claim_id;
-  // Looks at the claim until nothing has changed meanwhile.
+  // Repeats until the claim has not changed meanwhile.
   std::pair<int, std::chrono::milliseconds> has(terms.priority, terms.max_wait);
   while (id.has_value()) {
     Claim claim;

@@ -11,7 +11,7 @@
 namespace vrambroker {
 namespace {
 
-constexpr double kLeastShare = 0.8;   // by which more pairs rise than fall
+constexpr double kLeastShare = 0.8;   // rising pairs less falling pairs
 constexpr double kSimilar = 1.0 / 3;  // of the reference
 constexpr auto kNoise = static_cast<double>(FragmentationTrend::kNoiseBytes);
 
@@ -30,7 +30,7 @@ uint64_t GapOf(const Pair& pair) {
   return pair.held_bytes - pair.allocated_bytes;
 }
 
-// Bytes; exact where the share is 1, however large the figures are.
+// In bytes; exact where the share is 1, however large the figures are.
 template <typename Pair>
 double ExcessOf(const Pair& pair, double share) {
   return static_cast<double>(GapOf(pair)) + (1 - share) * static_cast<double>(pair.allocated_bytes);
@@ -56,7 +56,7 @@ void FragmentationTrend::Add(const HeapUse& use) {
   mean += (static_cast<double>(now.allocated_bytes) - mean) / static_cast<double>(++open_->samples);
   open_->sampled_bytes = std::max(open_->sampled_bytes, now.allocated_bytes);
   highest.allocated_bytes = std::max(highest.allocated_bytes, now.allocated_bytes);
-  // Samples miss the top of most steps. A peak that has risen is one that was reached since the last sample.
+  // Samples miss the top of most steps. A raised peak was reached since the last sample.
   if (last_.has_value() && use.allocated_peak_bytes > last_->allocated_peak_bytes) {
     highest.allocated_bytes = std::max(highest.allocated_bytes, use.allocated_peak_bytes);
   }
@@ -81,7 +81,7 @@ std::optional<double> FragmentationTrend::SecondsUntil(uint64_t most_bytes) cons
 void FragmentationTrend::Close(const OpenWindow& open) {
   Window window = open.window;
   usual_bytes_ = window.highest.allocated_bytes;
-  const bool is_unseen = window.highest.allocated_bytes > open.sampled_bytes;  // the top
+  const bool is_unseen = window.highest.allocated_bytes > open.sampled_bytes;  // the top was between two samples
   if (is_unseen && (!open.is_used || GapOf(window.highest) < GapOf(window.tightest))) {
     window.tightest = window.highest;
   } else if (!open.is_used) {
@@ -101,7 +101,8 @@ void FragmentationTrend::Close(const OpenWindow& open) {
 }
 
 std::vector<FragmentationTrend::Window> FragmentationTrend::SimilarWindows() const {
-  // Not by the newest one alone: a short phase with less use, say an evaluation, does not hide the one before it.
+  // Several windows, not just the newest: a short phase with less use, say an evaluation, does not hide the phase
+  // before.
   std::vector<uint64_t> newest;
   for (size_t i = windows_.size() - std::min(windows_.size(), kLeastWindows); i < windows_.size(); ++i) {
     newest.push_back(windows_[i].highest.allocated_bytes);
@@ -140,7 +141,7 @@ FragmentationTrend::Growth FragmentationTrend::GrowthOver(const std::vector<Wind
   std::vector<double> allocated;
   rises.reserve(count * (count - 1) / 2);
   allocated.reserve(rises.capacity());
-  int rising = 0;  // less those that fall
+  int rising = 0;  // rising pairs less falling pairs
   for (size_t from = begin; from < windows.size(); ++from) {
     for (size_t to = from + 1; to < windows.size(); ++to) {
       const double seconds = std::chrono::duration<double>(windows[to].begin - windows[from].begin).count();
@@ -148,7 +149,7 @@ FragmentationTrend::Growth FragmentationTrend::GrowthOver(const std::vector<Wind
       if (rise >= kNoise) ++rising;
       if (rise <= -kNoise) --rising;
       rises.push_back(rise / seconds);
-      // The mean, for chance changes the highest much more.
+      // Uses the mean, since chance changes the highest value much more.
       allocated.push_back((windows[to].mean_bytes - windows[from].mean_bytes) / seconds);
     }
   }

@@ -11,12 +11,13 @@
 namespace vrambroker {
 namespace {
 
-// What a session reserves of a device, or is guaranteed, when everybody asks for it: without what is reclaimable.
+// Bytes of a device that a session keeps when other sessions ask for memory: reserved and not reclaimable, or
+// guaranteed.
 uint64_t NeededBytes(const SessionDeviceView& held) {
   return std::max(SaturatingSub(held.account.reserved_bytes, held.idle_bytes), held.account.guarantee_bytes);
 }
 
-// What others would give up of a device for a request: in all, and by share.
+// Bytes of a device that sessions would give up for a request: in all, and by share.
 struct Reclaimable {
   uint64_t bytes = 0;
   absl::flat_hash_map<ShareId, uint64_t> of_share;
@@ -31,8 +32,8 @@ struct Reclaimable {
   }
 };
 
-// The most that the session can hold on the device when others give up what is reclaimable: by its limit, its share's,
-// and what the device has.
+// Most bytes that the session can hold on the device once other sessions give up reclaimable memory: bounded by its
+// limit, its share's limit, and the device's capacity.
 uint64_t MostBytes(const SessionDeviceView& held, const SegmentPool& pool, const PoolStats& stats,
                    const Reclaimable& reclaimable) {
   const AccountState& account = held.account;
@@ -76,7 +77,7 @@ void FragmentationWatch::Follow(const BrokerView& view) {
     for (size_t device = 0; device < trends.size(); ++device) {
       const SessionDeviceView& held = session.devices[device];
       FragmentationTrend& trend = trends[device].trend;
-      if (held.account.reserved_bytes == 0) {  // nothing to follow, and nothing to keep
+      if (held.account.reserved_bytes == 0) {  // no trend to follow or keep
         trend = FragmentationTrend(window_);
       } else {
         trend.Add({.time = now,

@@ -43,7 +43,7 @@ BrokerView OperatorView::Look() const {
                                              .calls = std::move(of_pool.calls),
                                              .driver_free_bytes = of_pool.driver_free_bytes,
                                              .waits = parts_.waiting->GetStats(static_cast<int>(device))});
-    const SteadyTime now = clock_();  // after all that began before it
+    const SteadyTime now = clock_();  // after the start of all waits and holdings
     if (info.waits.oldest.has_value()) {
       info.longest_waiting = std::chrono::duration_cast<std::chrono::milliseconds>(now - *info.waits.oldest);
     }
@@ -100,7 +100,7 @@ std::vector<ClaimView> OperatorView::LookAtClaims(const std::vector<Shares>& sha
       if (share == shares[device].end()) continue;
       held.guarantee_bytes = share->second.guarantee_bytes;
       held.peak_bytes = share->second.peak_bytes;
-      held.left_behind_bytes = share->second.used_bytes;  // less what its sessions have
+      held.left_behind_bytes = share->second.used_bytes;  // the shares of its sessions are subtracted below
     }
     of.claim = std::move(claim);
   }
@@ -135,7 +135,7 @@ SessionView OperatorView::Describe(const Session& session) const {
   std::vector<AccountState> accounts;
   accounts.reserve(pools_.size());
   for (const SegmentPool* pool : pools_) {
-    // One that is just being closed has no account any more.
+    // A session being closed may have no account any more.
     accounts.push_back(pool->GetAccount(session.id()).value_or(AccountState()));
   }
   SessionView info = ViewOf(session, accounts, clock_());
@@ -171,7 +171,7 @@ void OperatorView::AddWaiting(absl::Span<SessionView> infos) const {
     for (SessionView& info : infos) by_id.emplace(info.id, &info);
     size_t place = 0;
     const std::vector<WaitingRequest> requests = parts_.waiting->GetWaiting(static_cast<int>(device));
-    const SteadyTime now = clock_();  // after all of them
+    const SteadyTime now = clock_();  // after the start of all requests
     for (const WaitingRequest& request : requests) {
       ++place;
       const auto it = by_id.find(request.session);

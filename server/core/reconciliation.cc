@@ -57,7 +57,7 @@ void Reconciliation::Look(size_t device) {
     }
     found->processes.push_back(view);
   }
-  // While there are none, the next client's context is expected to be like those that there were.
+  // Without clients, the next client's context is expected to be like the last known contexts.
   if (clients > 0) pool.SetContexts(contexts, clients);
 
   std::shared_ptr<const DeviceProcesses> last = found;
@@ -89,7 +89,7 @@ Reconciliation::ByProcess Reconciliation::GetCharged(size_t device) const {
     if (!of_process.session.has_value()) of_process.session = session->id();
     of_process.at_least += account->second.counted_bytes;
     of_process.at_most += account->second.counted_bytes;
-    // What a daemon has left whose process is gone: the driver counts it to one of those who have it open.
+    // Segments left by an ended daemon: the driver counts them to one of the processes that have them open.
     if (session->placement() != Placement::kCounted) of_process.at_most += account->second.carried_over_bytes;
   }
   charged[getpid()].at_most = pools_[device]->GetOwnBytes();
@@ -111,7 +111,7 @@ ProcessView Reconciliation::Compare(const GpuProcess& process, const ByProcess& 
   const Charged second = of(after);
   view.session = first.session.has_value() ? first.session : second.session;
   view.kind = view.session.has_value() ? ProcessView::Kind::kClient : ProcessView::Kind::kDaemon;
-  // Where it has changed meanwhile, the driver may have looked at any time between.
+  // If the charge has changed meanwhile, the driver may have looked at any time in between.
   view.charged_bytes = std::max(first.at_most, second.at_most);
   view.overhead_bytes = SaturatingSub(view.used_bytes, view.charged_bytes);
   view.drift_bytes = SaturatingSub(view.overhead_bytes, allowance_bytes_);

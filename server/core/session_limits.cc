@@ -30,8 +30,8 @@ bool IsNothing(const Limit& guarantee) {
 
 }  // namespace
 
-// A guarantee that is being given on one device after the other: first where it is more than before, which may be
-// refused. What is undone then is less again, and never refused. Keeps itself alive.
+// A guarantee being set on one device after another. Increases come first, since they may be refused. Undoing an
+// increase lowers the guarantee again, and is never refused. Keeps itself alive.
 class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> {
  public:
   Guarantee(SessionLimits* owner, SessionPtr session, const Limit& guarantee, bool takes_less, Done done)
@@ -63,10 +63,10 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
     for (SegmentPool* pool : owner_.pools_) (void)pool->SetGuarantee(session_->id(), 0);
   }
 
-  // On the next device.
+  // Sets the guarantee on the next device.
   void Continue() {
     if (absl::Status status = session_->CheckNotEnded(); !status.ok()) {
-      // EndSession() takes all guarantees. It may have run before the last of these was given.
+      // EndSession() takes all guarantees, but may have run before the last guarantee was set.
       TakeAll();
       return done_(status);
     }
@@ -84,21 +84,21 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
         [self = shared_from_this()](const absl::Status& granted) { self->Given(granted); });
   }
 
-  // What came of it on the last device that was tried.
+  // Handles the result on the last device tried.
   void Given(const absl::Status& status) {
     if (status.ok()) return Continue();
-    // Changes have turns: no other has made these something else meanwhile.
+    // Changes run in turn, so no other change has modified these guarantees.
     for (size_t i = 0; i + 1 < tried_; ++i) {
       (void)owner_.pools_[order_[i]]->SetGuarantee(session_->id(), before_[order_[i]]);
     }
     if (!session_->CheckNotEnded().ok()) TakeAll();
     if (takes_less_) {
-      // Another session of its share may have got some of that.
+      // Another session of the share may have taken part of the guarantee.
       const Limit less = owner_.LeftOf(*session_, guarantee_);
       if (std::exchange(guarantee_, less) != less) return Start();
     }
     if (!SegmentRefusalCause(status).has_value()) return done_(status);
-    done_(absl::ResourceExhaustedError(status.message()));  // its cause is for requests for memory
+    done_(absl::ResourceExhaustedError(status.message()));  // the cause is meaningful only for memory requests
   }
 
   SessionLimits& owner_;
@@ -107,8 +107,8 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
   const bool takes_less_;
   const Done done_;
   std::vector<uint64_t> before_;  // by device
-  std::vector<size_t> order_;     // of the devices
-  size_t tried_ = 0;              // of these
+  std::vector<size_t> order_;     // devices, in the order of changes
+  size_t tried_ = 0;              // entries of order_ tried so far
 };
 
 SessionLimits::SessionLimits(std::vector<SegmentPool*> pools, std::chrono::milliseconds reclaim_timeout,
@@ -119,8 +119,8 @@ absl::Status SessionLimits::SetLimit(const SessionPtr& session, const Limit& lim
   if (absl::Status status = CheckLimit("limit", limit); !status.ok()) return status;
   if (absl::Status status = session->CheckNotEnded(); !status.ok()) return status;
   MutexLock lock(mu_);
-  // On all devices or on none: a guarantee above it may be given at the same time. Where it is lower comes first: that
-  // may be refused, and can always be raised again.
+  // Applies to all devices or to none: a guarantee above the limit may be set concurrently. Decreases come first: a
+  // decrease may be refused, and can always be undone.
   std::vector<std::pair<SegmentPool*, uint64_t>> lowered;
   for (const bool lowers : {true, false}) {
     for (size_t device = 0; device < pools_.size(); ++device) {
@@ -199,7 +199,7 @@ void SessionLimits::TakeTurns(SessionId session) {
       turn = std::move(turns->second.front());
       turns->second.pop_front();
     }
-    // Of the answer and this loop, the later one goes on: a loop, since answers in answers would need ever more stack.
+    // The later of the answer and this loop continues. A loop, since nested answers would need ever more stack.
     const auto is_other_done = std::make_shared<std::atomic<bool>>(false);
     turn([this, session, is_other_done] {
       if (is_other_done->exchange(true)) TakeTurns(session);
@@ -223,7 +223,8 @@ void SessionLimits::KeepGuaranteeNow(const SessionPtr& session, const std::optio
                                  "started, and it cannot be given any more",
                                  session->id(), session->name())
                          .Add("why", given.message()));
-      // The session has run without the daemon, so it goes on with less than its client and the policy say, or nothing.
+      // The session ran without the daemon, so it goes on with less than its client and the policy say, or with
+      // nothing.
       const bool is_allowed = wished.has_value() && CheckWish(*session, *wished).ok();
       const Limit less = LeftOf(*session, is_allowed ? *wished : session->terms().guarantee);
       if (IsNothing(less)) return done(absl::OkStatus());
