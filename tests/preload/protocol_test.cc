@@ -180,7 +180,7 @@ TEST_F(PreloadProtocol, AnOlderDaemonServesProgramsThatAskItForNothingNewer) {
 
 // What a pool already has of it counts, too.
 TEST_F(PreloadProtocol, PoolsOfADeviceThatIsServedLaterAreCountedFromThen) {
-  PlayedDaemon daemon({kPackingUuid, kSecondPackingUuid}, 64 * kMiB);
+  PlayedDaemon daemon(std::vector<std::string>{kPackingUuid, kSecondPackingUuid}, 64 * kMiB);
   daemon.set_distort([](const PlayedDaemon::Request& request, PlayedDaemon::Answer answer) {
     if (request.device == 0) std::strcpy(answer.uuid, "GPU-33333333-1111-1111-1111-111111111111");
     return PlayedDaemon::Bytes(answer);
