@@ -27,7 +27,7 @@ constexpr uint64_t kMaxMib = kMaxRequestBytes / 1_MiB - 1;
 constexpr uint64_t kMaxDivisions = uint64_t{1} << 31;  // coarser than 512 bytes only for requests above 1 TiB
 constexpr size_t kBuckets = std::tuple_size_v<decltype(AllocatorOptions::roundup_power2_divisions)>;
 
-// In quotes, on one line, and not longer than a reader wants.
+// Quotes `text` on one line, cut to a readable length.
 std::string Quoted(absl::string_view text) {
   constexpr size_t kMaxShown = 80;
   return absl::StrCat("\"", absl::CHexEscape(text.substr(0, kMaxShown)), text.size() > kMaxShown ? "..." : "", "\"");
@@ -37,7 +37,7 @@ absl::Status NotA(absl::string_view key, absl::string_view value, absl::string_v
   return absl::InvalidArgumentError(absl::StrCat(key, ": ", Quoted(value), " is not ", accepted));
 }
 
-// The whole text as a number. Signs, nan and inf begin with neither digit nor point.
+// Reads the whole text as a number. Signs, nan and inf are refused: they begin with neither digit nor point.
 template <typename Number>
 bool ReadNumber(absl::string_view text, Number& number) {
   if (text.empty() || (!absl::ascii_isdigit(text.front()) && text.front() != '.')) return false;
@@ -53,7 +53,7 @@ bool ReadDivisions(absl::string_view text, uint32_t& divisions) {
   return number == 0 || std::has_single_bit(number);
 }
 
-// "KEY : VALUE" to its parts. Without a colon the value is empty, which no setting accepts.
+// Splits "KEY : VALUE". Without a colon the value is empty; no setting accepts an empty value.
 std::pair<absl::string_view, absl::string_view> SplitPair(absl::string_view pair) {
   const size_t colon = std::min(pair.find(':'), pair.size());
   return {absl::StripAsciiWhitespace(pair.substr(0, colon)),
@@ -75,7 +75,7 @@ absl::Status NotMib(absl::string_view key, absl::string_view value, absl::string
       absl::StrCat(refusal.message(), "; leave the unit out: ", key, ":", is_gib ? 1024 * mib : mib));
 }
 
-// One function for each kind of value. They are called with large_segment_size_mb, if there is one, first.
+// Parsers, a function for each kind of value. large_segment_size_mb, if given, is parsed first.
 
 absl::Status ParseLargeSegment(absl::string_view key, absl::string_view value, AllocConf& conf) {
   constexpr uint64_t kLeastMib = kOwnSegmentMinBytes / 1_MiB + 1;
@@ -130,7 +130,7 @@ absl::Status ParseDivisions(absl::string_view key, absl::string_view value, Allo
   if (value.find(']') != value.size() - 1) {
     return NotA(key, value, "a closed list with nothing after it; accepted: lists like [256:1,512:2,>:8]");
   }
-  size_t next = 0;  // the lowest bucket that the rest of the list may set; 0: no key was read
+  size_t next = 0;  // lowest bucket still open to the list; 0: no key read yet
   constexpr size_t kListIsOver = kBuckets + 1;
   for (const absl::string_view pair : absl::StrSplit(value.substr(1, value.size() - 2), ',')) {
     const auto [size, number] = SplitPair(pair);
@@ -149,7 +149,7 @@ absl::Status ParseDivisions(absl::string_view key, absl::string_view value, Allo
                   absl::StrCat("0 or a power of two from 1 to ", kMaxDivisions));
     }
     if (is_rest) {
-      std::fill(divisions.begin() + std::max(next, size_t{1}), divisions.end(), count);  // alone: above the first
+      std::fill(divisions.begin() + std::max(next, size_t{1}), divisions.end(), count);  // alone: all but the first
       next = kListIsOver;
       continue;
     }
@@ -176,7 +176,7 @@ absl::Status ParseExpandable(absl::string_view key, absl::string_view value, All
   return CheckBool(key, value);
 }
 
-// PyTorch skips what it cannot read here; only the form is checked, so that no other setting is swallowed.
+// PyTorch skips unreadable values here. Only the form is checked, so that no other setting is swallowed.
 bool IsReserve(absl::string_view text) {
   return !text.empty() && text.find_first_of(":[],") == absl::string_view::npos;
 }
@@ -207,7 +207,7 @@ absl::Status ParseGraphCapture(absl::string_view key, absl::string_view value, A
   return CheckBool(key, value);
 }
 
-// A warning is enough for cudaMallocAsync: who pastes the settings of a training job wants memory, and gets it.
+// Warns of cudaMallocAsync without refusing: settings pasted from a training job should still get memory.
 absl::Status ParseBackend(absl::string_view key, absl::string_view value, AllocConf& conf) {
   if (value == "native") return absl::OkStatus();
   if (value != "cudaMallocAsync") return NotA(key, value, "native or cudaMallocAsync");
@@ -215,7 +215,7 @@ absl::Status ParseBackend(absl::string_view key, absl::string_view value, AllocC
   return absl::OkStatus();
 }
 
-// Any word will do. More might hide another setting: "pinned_x:[1,max_split_size_mb:64".
+// Accepts any single word. A longer value might hide another setting: "pinned_x:[1,max_split_size_mb:64".
 absl::Status ParsePinned(absl::string_view key, absl::string_view value, AllocConf& conf) {
   if (value.empty() || value.find_first_of(":[]") != absl::string_view::npos) return NotA(key, value, "a single word");
   conf.warnings.push_back(absl::StrCat(key, " has no effect: vrambroker does not manage host memory."));
@@ -245,7 +245,7 @@ constexpr Setting kSettings[] = {
     {"graph_capture_record_stream_reuse", ParseGraphCapture, /*is_ignored=*/true},
     {"backend", ParseBackend, /*is_ignored=*/true},
 };
-constexpr Setting kPinned = {"pinned_", ParsePinned, /*is_ignored=*/true};  // every key that begins so
+constexpr Setting kPinned = {"pinned_", ParsePinned, /*is_ignored=*/true};  // for every key with the prefix "pinned_"
 
 const Setting* FindSetting(absl::string_view key) {
   for (const Setting& setting : kSettings) {
@@ -267,7 +267,7 @@ absl::Status UnknownKey(absl::string_view key, absl::string_view value) {
                    "; known keys: ", absl::StrJoin(known, ", "), ", ", kPinned.key, "*"));
 }
 
-// Splits at the commas that are not in a list.
+// Splits at commas outside of lists.
 std::vector<absl::string_view> SplitPairs(absl::string_view text) {
   std::vector<absl::string_view> pairs;
   bool in_list = false;
@@ -294,8 +294,8 @@ std::string FormatDivisions(const std::array<uint32_t, kBuckets>& divisions) {
   const auto head = std::find_if(divisions.begin(), divisions.end(), differs_from(divisions.front()));
   if (head == divisions.end()) return absl::StrCat(divisions.front());
   const auto tail = std::find_if(divisions.rbegin(), divisions.rend(), differs_from(divisions.back())).base();
-  // The first key, of the last bucket of the head, stands for all of the head; '>' for the tail, from the key before
-  // it on. Buckets that are not named are 0.
+  // The first key names the last bucket of the head, and stands for the whole head. '>' stands for the tail, after the
+  // key before the tail. Unnamed buckets are 0.
   std::vector<std::string> pairs;
   for (auto bucket = head - 1; bucket != tail; ++bucket) {
     const bool before_tail = bucket + 1 == tail && divisions.back() != 0;
@@ -317,7 +317,7 @@ absl::StatusOr<AllocConf> ParseAllocConf(absl::string_view text) {
     bool is_repeated = false;  // a later item has the same key
   };
   std::vector<Item> items;
-  absl::flat_hash_map<absl::string_view, size_t> places;  // the last of each key
+  absl::flat_hash_map<absl::string_view, size_t> places;  // last place of each key
   for (const absl::string_view pair : SplitPairs(text)) {
     const auto [key, value] = SplitPair(pair);
     const Setting* const setting = FindSetting(key);
@@ -326,7 +326,7 @@ absl::StatusOr<AllocConf> ParseAllocConf(absl::string_view text) {
     if (!is_new) items[std::exchange(place->second, items.size())].is_repeated = true;
     items.push_back({key, value, setting});
   }
-  // Others are checked against it, and one takes its default from it.
+  // large_segment_size_mb goes first: other settings are checked against it, or take a default from it.
   std::stable_partition(items.begin(), items.end(), [](const Item& item) { return item.key == kLargeSegmentKey; });
 
   AllocConf conf;

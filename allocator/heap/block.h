@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Block: a piece of one segment. Segment: what the allocator knows of one contiguous piece of device memory.
+// Block: a piece of a segment. Segment: the allocator's record of a contiguous piece of device memory.
 #ifndef VRAMBROKER_ALLOCATOR_HEAP_BLOCK_H_
 #define VRAMBROKER_ALLOCATOR_HEAP_BLOCK_H_
 
@@ -19,38 +19,38 @@ struct StreamPools;  // heap_records.h
 
 struct Segment {
   SegmentId id{};
-  uint64_t order = 0;    // 0 for the first segment that the heap ever obtained, then 1, ...
-  uint64_t address = 0;  // a label that grows with `order`; see SegmentSnapshot
-  void* base = nullptr;  // where it is mapped in this process, if it is
+  uint64_t order = 0;    // 0 for the heap's first segment ever, then 1, ...
+  uint64_t address = 0;  // a label growing with `order`; see SegmentSnapshot
+  void* base = nullptr;  // address in the process, if mapped
   uint64_t bytes = 0;
   PoolKind pool = PoolKind::kSmall;
-  StreamPools* pools = nullptr;  // those of its stream
-  Block* first = nullptr;        // the block at offset 0; the same record while the segment lives
-  Segment* prev = nullptr;       // all segments of the heap, by order
+  StreamPools* pools = nullptr;  // the pools of the segment's stream
+  Block* first = nullptr;        // the block at offset 0; never replaced while the segment lives
+  Segment* prev = nullptr;       // neighbours among all segments of the heap, by order
   Segment* next = nullptr;
-  // While wholly free: when it became so, by the pool's search count and by CachingAllocator::Tick(), and its
-  // neighbours among such segments, the one that is free for longest first.
+  // Valid while the segment is wholly free: when it became so, by the pool's search count and by
+  // CachingAllocator::Tick(), and the neighbours among wholly free segments, longest free first.
   uint64_t free_since = 0;
   uint64_t free_since_tick = 0;
   Segment* prev_free = nullptr;
   Segment* next_free = nullptr;
 };
 
-struct BlockUses;  // streams that a block was recorded on, and events still to come (heap_records.h)
+struct BlockUses;  // streams recorded for a block, and events still to come (heap_records.h)
 
-// The allocator owns it. The holder of an allocated block may read `bytes` and call the functions; the rest is guarded
-// by the allocator's lock. One cache line.
+// Owned by the allocator. The holder of an allocated block may read `bytes` and call the functions; everything else is
+// guarded by the allocator's lock. Fills a cache line.
 struct alignas(64) Block {
   uint64_t bytes = 0;    // a multiple of 512
   uint64_t address = 0;  // segment->address + offset
   Segment* segment = nullptr;
   Block* prev = nullptr;  // neighbours in the segment, by offset
   Block* next = nullptr;
-  BlockUses* uses = nullptr;          // nullptr while no other stream uses it
-  uint64_t requested_bytes : 60 = 0;  // bytes that its (last) owner asked for
+  BlockUses* uses = nullptr;          // nullptr while no other stream uses the block
+  uint64_t requested_bytes : 60 = 0;  // bytes requested by the (last) owner
   BlockState state : 4 = BlockState::kFree;
-  uint32_t handed_out_s = 0;  // when, by HeapClock
-  ScopeId scope = 0;          // in which it was allocated; of a free block: anything
+  uint32_t handed_out_s = 0;  // time of handing out, by HeapClock
+  ScopeId scope = 0;          // scope of the allocation; of a free block: anything
 
   SegmentId segment_id() const { return segment->id; }
   uint64_t offset() const { return address - segment->address; }  // from the start of the segment, bytes

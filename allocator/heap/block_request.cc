@@ -100,7 +100,7 @@ void BlockRequest::AskForSegment() {
     growing_bytes_ = request_.segment_bytes;
     heap_.growing_bytes_ += growing_bytes_;
   }
-  // Once it has flushed, it gives nothing back that others could wait for, and may itself wait for long.
+  // After the flush the request gives back no memory for others to wait for, and may itself wait for long.
   if (!has_flushed()) asking_ = heap_.BeginSlowCall();
   next_ = Next::kSegment;
 }
@@ -157,7 +157,8 @@ void BlockRequest::Refused() {
   }
 }
 
-// Not for the first search: the clock costs as much as a hit. This one may come long after it.
+// Updates the clock, since this search may come long after the first. The first search does not: a clock costs as much
+// as a hit.
 bool BlockRequest::Search() {
   heap_.clock_.Update();
   heap_.Poll();

@@ -7,13 +7,14 @@
 namespace vrambroker {
 namespace {
 
-constexpr int kEntries = 30;  // 14 make trees of a million blocks a third slower
+constexpr int kEntries = 30;  // with 14, trees of a million blocks are a third slower
 
 }  // namespace
 
 struct BlockTree::Node {
-  // In a leaf: a block and its key. Above: a node, and a key that nothing in the node is before and everything in the
-  // nodes to the left is. The key of the first entry means nothing: it stands for everything before the second.
+  // In a leaf: a block and its key. Above: a child node and a separator. Keys in the child are at or after the
+  // separator, keys in the nodes to the left before it. The first separator means nothing: the first child takes all
+  // keys before the second separator.
   struct Entry {
     Key key;
     union {
@@ -33,19 +34,19 @@ using Key = BlockTree::Key;
 using Node = BlockTree::Node;
 using NodeStore = BlockTree::NodeStore;
 
-// Without branches, which would be mispredicted.
+// Compares without branches: branches would be mispredicted.
 bool Less(const Key& a, const Key& b) {
   return (a.bytes < b.bytes) | ((a.bytes == b.bytes) & (a.address < b.address));
 }
 
-// How many entries of a leaf come before `key`.
+// Counts the entries of a leaf before `key`.
 int CountBefore(const Node& leaf, const Key& key) {
   int at = 0;
   while (at < leaf.count && Less(leaf.entries[at].key, key)) ++at;
   return at;
 }
 
-// The entry below which `key` belongs.
+// Index of the child for `key`.
 int ChildFor(const Node& node, const Key& key) {
   int at = 0;
   while (at + 1 < node.count && !Less(key, node.entries[at + 1].key)) ++at;
@@ -63,12 +64,12 @@ void EraseAt(Node* node, int at) {
   for (int i = at; i < node->count; ++i) node->entries[i] = node->entries[i + 1];
 }
 
-// The entry for `node` in the node above.
+// Returns the entry for `node` in the parent node.
 Node::Entry EntryFor(Node* node) {
   return {.key = node->entries[0].key, .node = node};
 }
 
-// When `node` has no room its upper half moves to a new node, which is returned.
+// Inserts `entry` below `node`. A full `node` is split: the upper half moves to a new node, returned for the parent.
 Node* InsertBelow(Node* node, const Node::Entry& entry, NodeStore& store) {
   Node::Entry added = entry;
   int at = 0;
@@ -181,7 +182,7 @@ Block* BlockTree::Last() const {
 
 Block* BlockTree::FirstFrom(const Key& key) const {
   const Node* node = root_;
-  const Node* after = nullptr;  // what follows everything below `node`
+  const Node* after = nullptr;  // subtree right after `node`
   while (!node->is_leaf) {
     const int at = ChildFor(*node, key);
     if (at + 1 < node->count) after = node->entries[at + 1].node;

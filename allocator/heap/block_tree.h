@@ -2,9 +2,9 @@
 //
 // BlockTree: blocks ordered by (size, address), in a B+ tree.
 //
-// Its nodes hold the keys, so that a search touches no block: in a large heap every record that is touched is a cache
-// miss. A node is not joined with its neighbour when it gets half empty, only removed when it gets empty: free blocks
-// come and go too fast for the joining to pay.
+// Nodes hold the keys, so a search touches no block: in a large heap each touched record is a cache miss. A half-empty
+// node is not joined with its neighbour, and only an empty node is removed: free blocks come and go too fast for
+// joining to pay.
 #ifndef VRAMBROKER_ALLOCATOR_HEAP_BLOCK_TREE_H_
 #define VRAMBROKER_ALLOCATOR_HEAP_BLOCK_TREE_H_
 
@@ -16,7 +16,7 @@
 
 namespace vrambroker {
 
-// Not thread-safe. Nodes belong to a store, which several trees share.
+// Not thread-safe. Nodes belong to a store shared by several trees.
 class BlockTree {
  public:
   struct Key {
@@ -39,7 +39,7 @@ class BlockTree {
   };
 
   bool empty() const { return root_ == nullptr; }
-  // REQUIRES: `block` is not in the tree, and its size does not change while it is.
+  // REQUIRES: `block` is not in the tree, and keeps its size while there.
   void Insert(Block* block, NodeStore& store);
   // REQUIRES: `block` is in the tree.
   void Erase(const Block* block, NodeStore& store);
@@ -48,7 +48,7 @@ class BlockTree {
   Block* First() const;
   // The last block. REQUIRES: !empty().
   Block* Last() const;
-  // The first block that is not before `key`, or nullptr. REQUIRES: !empty().
+  // The first block at or after `key`, or nullptr. REQUIRES: !empty().
   Block* FirstFrom(const Key& key) const;
   // Adds all blocks in order.
   void AppendTo(std::vector<Block*>* blocks) const;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// States of a block, and the function that makes each transition:
+// States of a block, and the function making each transition:
 //
 //   (none) --AddSegment--> FREE --HandOut--> ALLOCATED --Free--> FREE --Unlink--> (none)
 //                                                \--Free--> PENDING --CompleteFree--> FREE
 //
-// PENDING: freed by its owner, but a stream that RecordStream() named may still use it.
+// PENDING: freed by its owner, but perhaps in use by a stream named in RecordStream().
 //
 // Invariants, checked by CheckInvariants() and cited by number elsewhere:
 // (1) The blocks of a segment tile it: no gap, no overlap, sizes multiples of 512.
 // (2) Two free neighbours never exist.
-// (3) Exactly the free blocks are in a free index, each in that of its segment's pool and stream.
-// (4) Every `current` figure equals what a walk over all blocks counts, and is at most its peak.
-// (5) Exactly the pending blocks wait for events, each for as many as it says.
-// (6) Exactly the wholly free segments are in the list of those, in the order in which they became so.
+// (3) A free index holds exactly the free blocks of its pool and stream.
+// (4) Every `current` figure equals the count of a walk over all blocks, and is at most its peak.
+// (5) Exactly the pending blocks wait for events, as many per block as BlockUses::events says.
+// (6) The list of wholly free segments holds exactly the wholly free segments, longest free first.
 #include "allocator/heap/caching_allocator.h"
 
 #include <algorithm>
@@ -131,7 +131,7 @@ Block* CachingAllocator::TryAllocate(uint64_t requested, Stream stream, ScopeId 
     MutexLock lock(mu_);
     if (!pending_.empty()) Poll();
     block = AllocateFromCache(request);
-    // A miss is counted by the BlockRequest that follows it.
+    // The BlockRequest after a miss counts the miss.
     if (block != nullptr && CollectsGarbage()) ++searches_[static_cast<int>(request.pool)];
     events_missing = events_missing_;
   }
@@ -153,7 +153,7 @@ Block* CachingAllocator::AllocateFromCache(const Request& request) {
   return HandOut(candidate, request);
 }
 
-// `block` is free and in no index.
+// REQUIRES: `block` is free and in no index.
 Block* CachingAllocator::HandOut(Block* block, const Request& request) {
   const PoolKind pool = request.pool;
   const bool was_split = !block->IsWholeSegment();
@@ -223,7 +223,7 @@ void CachingAllocator::WaitForSlowCalls() {
   while (!slow_calls_.empty() && *slow_calls_.begin() < now) slow_call_ended_.Wait(mu_);
 }
 
-// The new segment as one block, free and in no index.
+// Adds a new segment as one block, free and in no index.
 Block* CachingAllocator::AddSegment(const AcquiredSegment& acquired, const Request& request) {
   Segment* const segment = NewSegment(acquired, request.segment_bytes, request.pool, request.stream);
   ++counters_.num_device_alloc;
@@ -231,7 +231,7 @@ Block* CachingAllocator::AddSegment(const AcquiredSegment& acquired, const Reque
   return segment->first;
 }
 
-// As one block, free and in no index.
+// Makes a segment of one block, free and in no index.
 Segment* CachingAllocator::NewSegment(const AcquiredSegment& acquired, uint64_t bytes, PoolKind pool, Stream stream) {
   auto* segment = new Segment{.id = acquired.id,
                               .order = next_segment_order_++,
@@ -288,8 +288,9 @@ void CachingAllocator::Free(Block* block) {
     streams.swap(block->uses->streams);
     block->uses->events = streams.size();
   }
-  // The work to wait for is what is queued at the free, not at RecordStream(): that may have been long before the last
-  // use. An event that cannot be recorded now is recorded later, which waits for more, never for less.
+  // Events must cover the work queued at the free, not at RecordStream(): the last use may be long after
+  // RecordStream(). An event that cannot be recorded now is recorded later: a later event waits for more work, never
+  // for less.
   absl::InlinedVector<std::unique_ptr<Event>, 4> recorded;
   for (const Stream stream : streams) {
     absl::StatusOr<std::unique_ptr<Event>> event = events_->RecordEvent(stream);
@@ -301,7 +302,7 @@ void CachingAllocator::Free(Block* block) {
   }
 }
 
-// `upper`, in no index, becomes part of `lower`, its neighbour. Returns `lower`.
+// Merges `upper`, in no index, into its lower neighbour `lower`. Returns `lower`.
 Block* CachingAllocator::Absorb(Block* lower, Block* upper) {
   lower->next = upper->next;
   if (lower->next != nullptr) lower->next->prev = lower;
@@ -310,7 +311,7 @@ Block* CachingAllocator::Absorb(Block* lower, Block* upper) {
   return lower;
 }
 
-// `block` is no longer used by anyone.
+// REQUIRES: neither an owner nor a stream uses `block`.
 void CachingAllocator::CompleteFree(Block* block) {
   const PoolKind pool = block->segment->pool;
   const uint64_t bytes = block->bytes;
@@ -348,7 +349,7 @@ void CachingAllocator::CompleteFree(Block* block) {
   counters_.requested_bytes.Down(pool, requested);
 }
 
-// One event that `block` waited for is done. Returns true when that was the last one.
+// Notes the end of an event awaited by `block`. Returns true after the last event.
 bool CachingAllocator::StreamIsDone(Block* block) {
   if (--block->uses->events > 0) return false;
   delete std::exchange(block->uses, nullptr);
@@ -368,7 +369,7 @@ void CachingAllocator::PollEvents() {
 }
 
 void CachingAllocator::RecordMissingEvents() {
-  std::vector<std::pair<Stream, uint64_t>> missing;  // and the number of the free
+  std::vector<std::pair<Stream, uint64_t>> missing;  // with the number of the free
   {
     MutexLock lock(mu_);
     events_missing_ = false;
@@ -378,7 +379,7 @@ void CachingAllocator::RecordMissingEvents() {
   }
   for (const auto& [stream, number] : missing) {
     absl::StatusOr<std::unique_ptr<Event>> event = events_->RecordEvent(stream);
-    if (!event.ok()) continue;  // the next poll meets it again
+    if (!event.ok()) continue;  // the next poll tries again
     MutexLock lock(mu_);
     const auto it = pending_.find(stream);
     if (it == pending_.end()) continue;
@@ -402,7 +403,7 @@ void CachingAllocator::Poll() {
       } else if (done.value_or(false)) {
         StreamIsDone(oldest.block);
       } else {
-        break;  // an event that cannot be asked is not done
+        break;  // an event without an answer is not done
       }
       frees.pop_front();
     }

@@ -14,10 +14,10 @@
 namespace vrambroker {
 namespace {
 
-constexpr size_t kTrimBatch = 64;  // segments that TakeIdleSegments() takes in one call
-constexpr int kTrimYields = 200;   // how often it steps back for a thread that wants the lock
+constexpr size_t kTrimBatch = 64;  // segments per call of TakeIdleSegments()
+constexpr int kTrimYields = 200;   // yields to threads waiting for the lock, per segment
 
-// The order in which the original gives segments back: large pool first, then small, each by (stream, size, age).
+// Release order of the original: large pool first, then small, each by (stream, size, age).
 bool ReleasedBefore(const Block* a, const Block* b) {
   const auto key = [](const Block* block) {
     return std::tuple(block->segment->pool == PoolKind::kSmall, block->segment->pools->stream, block->bytes,
@@ -42,7 +42,7 @@ SegmentsToRelease CachingAllocator::TakeIdleSegments(TrimOptions* options) {
   PollEvents();
   {
     MutexLock lock(mu_);
-    // More than is held now can only be what other threads free while this one works: without an end, if they go on.
+    // Caps the trim at the bytes held now: without a cap, segments freed by other threads meanwhile might never end.
     options->wanted_bytes = std::min(options->wanted_bytes, counters_.reserved_bytes.current());
   }
   std::vector<ReleasedSegment> segments;
@@ -53,7 +53,7 @@ SegmentsToRelease CachingAllocator::TakeIdleSegments(TrimOptions* options) {
     MutexLock lock(mu_);
     Segment* const oldest = first_free_segment_;
     if (oldest == nullptr || ticks_ - oldest->free_since_tick < options->min_idle_ticks) {
-      options->wanted_bytes = 0;  // nor what others free while these are released
+      options->wanted_bytes = 0;  // the caller stops, even if other threads free segments meanwhile
       break;
     }
     if (segments.empty()) call = BeginSlowCall();
@@ -109,8 +109,8 @@ std::vector<ReleasedSegment> CachingAllocator::UnlinkFreeSegments() {
   return segments;
 }
 
-// Segments of the large pool that are wholly free for longer than the mean of those, in rounds, until the heap is
-// below its threshold or nothing is left. Time is counted in searches of the pool.
+// Takes wholly free segments of the large pool, in rounds, each time the segments free for at least the mean time,
+// until the heap is below its threshold or nothing is left. Time is counted in searches of the pool.
 std::vector<ReleasedSegment> CachingAllocator::UnlinkGarbage() {
   std::vector<ReleasedSegment> segments;
   const auto goal = static_cast<uint64_t>(options_.garbage_collection_threshold * static_cast<double>(limit_));
@@ -145,8 +145,8 @@ std::vector<ReleasedSegment> CachingAllocator::UnlinkGarbage() {
   return segments;
 }
 
-// Free oversize segments of the request's pool and stream: one that is large enough, or else as many smaller ones as
-// it takes. `*enough` says whether they come to the size of the request.
+// Takes free oversize segments of the request's pool and stream: one large enough, or else as many smaller segments as
+// needed. `*enough`: whether the segments add up to the size of the request.
 std::vector<ReleasedSegment> CachingAllocator::UnlinkOversize(const Request& request, bool* enough) {
   *enough = false;
   std::vector<ReleasedSegment> segments;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CachingAllocator takes over a heap as it was elsewhere. Invariants: caching_allocator.cc.
+// CachingAllocator takes over a heap from elsewhere. Invariants: caching_allocator.cc.
 #include <algorithm>
 #include <vector>
 
@@ -56,7 +56,7 @@ absl::StatusOr<std::vector<Segment*>> CachingAllocator::StartWith(absl::Span<con
     Segment* const segment = NewSegment({.id = from.id}, from.bytes, pool, from.stream);
     held.push_back(segment);
     Block* last = nullptr;
-    // All blocks before any is put in the cache, which asks for a block's neighbours.
+    // Makes all blocks before putting any in the cache: the cache asks for a block's neighbours.
     for (const BlockSnapshot& copy : from.blocks) {
       Block* const block = last == nullptr ? segment->first : NewBlock();
       *block = Block();

@@ -71,7 +71,7 @@ void CachingAllocator::NoteEachTime() {
 
 namespace {
 
-// Without the blocks that pin it. Counts all of its blocks in `tally`, if there is one.
+// Returns holes without the pinning blocks. Counts all blocks of the segment in `tally`, unless nullptr.
 PinnedSegment HolesOf(const Segment& segment, ScopeTally* tally) {
   PinnedSegment pinned{.address = segment.address, .bytes = segment.bytes};
   for (const Block* block = segment.first; block != nullptr; block = block->next) {
@@ -87,7 +87,7 @@ PinnedSegment HolesOf(const Segment& segment, ScopeTally* tally) {
   return pinned;
 }
 
-// At most Holes::kMaxBlocks; of equal ones the lowest address first.
+// Returns at most Holes::kMaxBlocks, longest held first; of equals the lowest address first.
 std::vector<const Block*> LongestHeld(const Segment& segment, uint32_t now_s) {
   std::vector<const Block*> longest;
   const auto held = [&](const Block* block) { return now_s - block->handed_out_s; };
@@ -116,7 +116,7 @@ Holes CachingAllocator::FindHoles(ScopeTally* tally, std::vector<ScopeId>* pinni
     if (pinned.hole_bytes == 0 || pinned.pinning_blocks == 0) continue;
     holes.bytes += pinned.hole_bytes;
     ++holes.segments;
-    // At most one place; of equal ones the oldest segment stays first.
+    // Keeps the oldest segment first among equals.
     const auto place = std::find_if(most.begin(), most.end(),
                                     [&](const auto& other) { return other.first.hole_bytes < pinned.hole_bytes; });
     most.emplace(place, std::move(pinned), segment);
@@ -140,7 +140,7 @@ uint64_t CachingAllocator::NeededSegmentBytes(uint64_t requested) const {
 }
 
 FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream, ScopeId scope, ScopeList scopes) {
-  // What is too large to be rounded is what it is.
+  // A request too large to be rounded keeps its size.
   const Request request = requested < kMaxRequestBytes ? Describe(requested, stream)
                                                        : Request{.requested = requested,
                                                                  .stream = stream,
@@ -150,7 +150,7 @@ FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream, ScopeI
                                                                  .pool = PoolKind::kLarge};
   FitReport report{.block_bytes = request.block_bytes, .segment_bytes = request.segment_bytes, .knows_holes = true};
   ScopeTally tally;
-  std::vector<ScopeId> pinning;  // of the blocks that report.holes names, in their order
+  std::vector<ScopeId> pinning;  // of the blocks in report.holes, in the order there
   std::vector<uint64_t> bytes_at_peak;
   bool uses_scopes = false;
   {
@@ -167,7 +167,7 @@ FitReport CachingAllocator::ExplainFit(uint64_t requested, Stream stream, ScopeI
     }
   }
   if (!uses_scopes && scope == 0) return report;
-  // Only now: a scope that was added before the look at the heap is among them.
+  // Only now, to include every scope added before the look at the heap.
   const std::vector<Scope> names = scopes();
   report.scope = ReportedPath(names, scope);
   if (!uses_scopes) return report;

@@ -9,8 +9,8 @@
 
 namespace vrambroker {
 
-// Sizes in units of 512 bytes. Row 0: one bin for each of 0 to 63 units. Row r: sizes of r + 6 bits, by the 6 bits
-// that follow the highest.
+// Sizes count in units of 512 bytes. Row 0: a bin for each of 0 to 63 units. Row r: sizes of r + 6 bits, by the 6 bits
+// after the highest.
 FreeIndex::Place FreeIndex::PlaceOf(uint64_t bytes) {
   const uint64_t units = bytes / kMinBlockBytes;
   if (units < 64) return {.row = 0, .column = static_cast<int>(units)};
@@ -72,7 +72,7 @@ Block* FreeIndex::FirstAtLeast(uint64_t bytes) const {
   if ((columns & 1) != 0) {
     if (Block* found = BinAt(place).FirstAtLeast(bytes)) return found;
   }
-  // Every other bin that follows holds only larger blocks.
+  // Every following bin holds only larger blocks.
   if (const uint64_t rest = columns >> 1; rest != 0) {
     return BinAt({.row = place.row, .column = place.column + 1 + std::countr_zero(rest)}).First();
   }
@@ -100,12 +100,12 @@ FreeSizes FreeIndex::GetSizes() const {
         sizes.Add(bin.only->bytes);
         continue;
       }
-      // The classes begin at powers of two, as rows do: all blocks of a bin are of one class.
+      // Classes begin at powers of two, as rows do: all blocks of a bin are in one class.
       const uint64_t last = bin.tree.Last()->bytes;
       const size_t size_class = FreeSizes::ClassOf(last);
       sizes.blocks[size_class] += bin.tree_blocks;
       sizes.bytes[size_class] += bin.tree_bytes;
-      sizes.largest_bytes = last;  // bins come in the order of their sizes
+      sizes.largest_bytes = last;  // bins come in order of size
     }
   }
   return sizes;

@@ -2,12 +2,12 @@
 //
 // FreeIndex: the free blocks of one pool and stream, found by best fit.
 //
-// Bins by size, 64 to a power of two, with bitmaps of those that are not empty (the two-level bins of TLSF, Masmano et
-// al. 2004); within a bin a tree ordered by (size, address), since a bin may hold one block or a million. The bitmaps
-// lead to the right bin without touching a block, and most bins hold one block, which needs no tree, or a handful.
+// Bins by size, 64 to a power of two, with bitmaps of the non-empty bins (the two-level bins of TLSF, Masmano et al.
+// 2004). Within a bin, a tree ordered by (size, address), since a bin may hold a single block or a million. The bitmaps
+// lead to the right bin without touching a block. Most bins hold a single block, without a tree, or a handful.
 //
-// Order of equal sizes: the lowest address, which is the oldest segment, then the lowest offset, as in PyTorch since
-// 2026. Costs: all O(log of the blocks in the bin).
+// Order of equal sizes: the lowest address (the oldest segment, then the lowest offset), as in PyTorch since 2026.
+// Costs: all O(log of the blocks in the bin).
 #ifndef VRAMBROKER_ALLOCATOR_HEAP_FREE_INDEX_H_
 #define VRAMBROKER_ALLOCATOR_HEAP_FREE_INDEX_H_
 
@@ -26,7 +26,7 @@ namespace vrambroker {
 // Not thread-safe. Blocks belong to their allocator.
 class FreeIndex {
  public:
-  // REQUIRES: `block` is in no index, and its size does not change while it is in this one.
+  // REQUIRES: `block` is in no index, and keeps its size while in the index.
   void Insert(Block* block);
   // REQUIRES: `block` is in this index.
   void Erase(Block* block);
@@ -36,7 +36,7 @@ class FreeIndex {
 
   bool Contains(const Block* block) const;
   size_t size() const { return size_; }
-  // Of all blocks. Costs a look at each bin that is not empty, whatever it holds.
+  // Sizes of all blocks. Costs a look at each non-empty bin, however full.
   FreeSizes GetSizes() const;
   // All blocks by (size, address).
   std::vector<Block*> InOrder() const;
@@ -45,7 +45,7 @@ class FreeIndex {
  private:
   static constexpr int kRows = 47;  // up to 2^60 bytes
   struct Bin {
-    // A block that came to the empty bin is alone in it; with a second one it goes to the tree, until that is empty.
+    // A block in an empty bin is alone there. A second block moves both to the tree, in use until empty.
     Block* only = nullptr;
     BlockTree tree;
     uint64_t tree_blocks = 0;
@@ -67,7 +67,7 @@ class FreeIndex {
   size_t size_ = 0;
   uint64_t rows_ = 0;                             // bit r: row r has a block
   std::array<uint64_t, kRows> columns_{};         // bit c of entry r: bin (r, c) has a block
-  std::array<std::unique_ptr<Row>, kRows> bins_;  // made when first needed
+  std::array<std::unique_ptr<Row>, kRows> bins_;  // made at first use
   BlockTree::NodeStore nodes_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HeapClock: the time for the records of a heap, which cost less than reading a clock would.
+// HeapClock: the time for a heap's records, cheaper than a clock read per record.
 #ifndef VRAMBROKER_ALLOCATOR_HEAP_HEAP_CLOCK_H_
 #define VRAMBROKER_ALLOCATOR_HEAP_HEAP_CLOCK_H_
 
@@ -9,16 +9,16 @@
 
 namespace vrambroker {
 
-// Counts from its making. Not thread-safe.
+// Starts when constructed. Not thread-safe.
 class HeapClock {
  public:
-  // An operation of the heap. Its time is that of the last Update(): at most 64 operations before it, or its own when
-  // the clock is read for each.
+  // Counts an operation of the heap. The operation's time is the last Update(): at most 64 operations before, or its
+  // own time after ReadForEach().
   void Count() {
     if ((++operations_ & mask_) == 0) Update();
   }
   void ReadForEach() { mask_ = 0; }
-  // Reads the clock. For slow calls, and for threads that run once a second.
+  // Reads the clock. For slow calls, and for threads running once a second.
   void Update() {
     const auto since_start = std::chrono::steady_clock::now() - start_;
     seconds_ = static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::seconds>(since_start).count());
@@ -26,7 +26,7 @@ class HeapClock {
   }
 
   uint32_t seconds() const { return seconds_; }
-  // Microseconds since 1970. Never falls: changes of the system's clock since the making are not seen.
+  // Microseconds since 1970. Never falls: ignores changes of the system's clock after construction.
   int64_t time_us() const { return time_us_; }
 
  private:

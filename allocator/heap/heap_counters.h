@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The figures of a heap as they are counted: fewer words to touch than in MemoryStats, which is how they are reported.
+// HeapCounters: a heap's figures while counting. Fewer words to touch than MemoryStats, the form for reports.
 #ifndef VRAMBROKER_ALLOCATOR_HEAP_HEAP_COUNTERS_H_
 #define VRAMBROKER_ALLOCATOR_HEAP_HEAP_COUNTERS_H_
 
@@ -12,10 +12,10 @@
 
 namespace vrambroker {
 
-// One quantity in both pools. What is the sum of the pools is not stored, but for the peak of the sum.
+// PoolCounter: a quantity in both pools. Sums of the pools are not stored, except for the peak of the sum.
 class PoolCounter {
  public:
-  // Whether the sum of the pools has never been as high.
+  // Returns whether the sum of the pools is at a new peak.
   bool Up(PoolKind kind, uint64_t n) {
     Part& part = parts_[static_cast<int>(kind)];
     part.current += n;
@@ -34,7 +34,7 @@ class PoolCounter {
     for (Part& part : parts_) part.peak = part.current;
     peak_ = current();
   }
-  // Totals start again at 0.
+  // Restarts totals at 0.
   void ResetTotals() {
     for (Part& part : parts_) {
       part.allocated = 0;
@@ -64,7 +64,7 @@ class PoolCounter {
     uint64_t at_reset = 0;  // `current` when the totals were last set to 0
   };
   std::array<Part, 2> parts_;  // indexed by PoolKind
-  uint64_t peak_ = 0;          // of the sum
+  uint64_t peak_ = 0;          // peak of the sum
 };
 
 struct HeapCounters {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What CachingAllocator keeps beside blocks and segments; for its own files only.
+// Records of CachingAllocator beside blocks and segments; for the files of CachingAllocator only.
 #ifndef VRAMBROKER_ALLOCATOR_HEAP_HEAP_RECORDS_H_
 #define VRAMBROKER_ALLOCATOR_HEAP_HEAP_RECORDS_H_
 
@@ -15,7 +15,7 @@
 
 namespace vrambroker {
 
-// What a heap keeps for a stream; the stream is the unit of reuse, since work on one stream is ordered.
+// StreamPools: a heap's records for a stream. A stream is the unit of reuse, since work on a stream is ordered.
 struct StreamPools {
   Stream stream = 0;
   std::array<FreeIndex, 2> free;  // by PoolKind
@@ -23,8 +23,8 @@ struct StreamPools {
 };
 
 struct BlockUses {
-  absl::InlinedVector<Stream, 4> streams;  // while allocated: who else uses it
-  size_t events = 0;                       // while pending: how many are still to come
+  absl::InlinedVector<Stream, 4> streams;  // while allocated: other streams using the block
+  size_t events = 0;                       // while pending: number of events still to come
 };
 
 struct CachingAllocator::BlockSlab {

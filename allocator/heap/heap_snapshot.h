@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A heap at one moment: its segments and blocks, and what was recorded of how it came to be.
+// HeapSnapshot: a heap at one moment, with segments, blocks and recorded history.
 #ifndef VRAMBROKER_ALLOCATOR_HEAP_HEAP_SNAPSHOT_H_
 #define VRAMBROKER_ALLOCATOR_HEAP_HEAP_SNAPSHOT_H_
 
@@ -25,9 +25,9 @@ enum class BlockState : uint8_t {
 struct BlockSnapshot {
   uint64_t offset = 0;
   uint64_t bytes = 0;
-  uint64_t requested_bytes = 0;  // by its owner; of a free block: by its last owner
+  uint64_t requested_bytes = 0;  // by the owner; of a free block: by the last owner
   BlockState state = BlockState::kFree;
-  ScopeId scope = 0;  // in which it was allocated; of a free block: 0
+  ScopeId scope = 0;  // scope of the allocation; of a free block: 0
 };
 
 struct SegmentSnapshot {
@@ -36,15 +36,15 @@ struct SegmentSnapshot {
   uint64_t bytes = 0;
   PoolKind pool = PoolKind::kSmall;
   Stream stream = 0;
-  std::vector<BlockSnapshot> blocks;  // by offset; they tile the segment
-  // Leased as it is, for an allocator of the application's own: its blocks are not known, and no event tells of it.
+  std::vector<BlockSnapshot> blocks;  // by offset, tiling the segment
+  // Leased whole, for an allocator of the application's own: blocks are unknown, and no event reports the segment.
   bool whole = false;
 };
 
 enum class HistoryAction : uint8_t {
   kAllocate,       // a block was handed out
-  kFreeRequested,  // its owner freed it
-  kFreeCompleted,  // it can be handed out again
+  kFreeRequested,  // the owner freed the block
+  kFreeCompleted,  // the block can be handed out again
   kSegmentAllocate,
   kSegmentFree,
   kSnapshot,
@@ -55,11 +55,11 @@ struct HistoryEvent {
   static constexpr uint64_t kBlockUnitBytes = 512;
 
   HistoryAction action = HistoryAction::kAllocate;
-  ScopeId scope = 0;  // in which the block was allocated, or the request was refused
-  // Of blocks: the size of the block, which a request alone does not tell. In units of 512 bytes; 0: not known. Here,
-  // because a ring of events is as large as this struct is.
+  ScopeId scope = 0;  // scope of the block's allocation, or of the refused request
+  // Size of an event's block, not derivable from the request. In units of 512 bytes; 0: not known. Placed here to keep
+  // the struct, and so a ring of events, small.
   uint32_t block_units = 0;
-  uint64_t address = 0;  // segment address + offset; kOutOfMemory: bytes that the owner still had; kSnapshot: 0
+  uint64_t address = 0;  // segment address + offset; kOutOfMemory: bytes left with the owner; kSnapshot: 0
   uint64_t bytes = 0;    // requested (blocks), of the segment, active in all (kSnapshot), rounded (kOutOfMemory)
   Stream stream = 0;
   int64_t time_us = 0;  // microseconds since 1970
@@ -75,12 +75,12 @@ static_assert(sizeof(HistoryEvent) == 40);
 struct HeapSnapshot {
   std::vector<SegmentSnapshot> segments;  // by address
   std::vector<HistoryEvent> history;      // oldest first; empty unless recording is on
-  uint64_t max_events = 0;                // that the heap keeps of them; 0: recording is off, or was not asked for
+  uint64_t max_events = 0;                // events kept by the heap; 0: recording is off, or was not asked for
   AllocatorOptions options;
-  // What the ids of blocks and events are, of ScopeTable::scopes(). A heap does not know: its owner adds them.
+  // Scopes for the ids of blocks and events, as ScopeTable::scopes(). A heap has no scopes: the owner adds the list.
   std::vector<Scope> scopes;
-  // By id, what was allocated in each when the heap's allocated bytes were at their peak; of 0 what was in none. Empty
-  // unless scopes were used.
+  // Bytes allocated in each scope, by id, at the peak of the heap's allocated bytes; entry 0: in no scope. Empty unless
+  // scopes were used.
   std::vector<uint64_t> scope_bytes_at_peak;
 };
 

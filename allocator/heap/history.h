@@ -15,44 +15,44 @@
 
 namespace vrambroker {
 
-// A ring, off at first. It takes memory as it fills, 40 bytes an event. A free that completes at once is one event in
-// it and two in Expand(). Not thread-safe.
+// A ring, off at first. Memory grows with the events kept, 40 bytes an event. A free completed at once is one event in
+// the ring and two in Expand(). Not thread-safe.
 class History {
  public:
-  static constexpr size_t kDefaultEvents = 100'000;  // that a session keeps unless the configuration says otherwise
+  static constexpr size_t kDefaultEvents = 100'000;  // of a session, unless configured
 
-  // In the place of kFreeRequested and kFreeCompleted, one right after the other.
+  // Stands for kFreeRequested with kFreeCompleted right after.
   static constexpr HistoryAction kFreed = HistoryAction{0xFF};
 
   bool on() const { return max_events_ > 0; }
   size_t max_events() const { return max_events_; }
-  // Whether the times of events are to be exact, which costs more than everything else; see HeapClock.
+  // True if events get exact times. Exact times cost more than everything else; see HeapClock.
   bool exact_times() const { return exact_times_; }
 
-  // Keeps the last `max_events` from now on, of those that there are, too; 0: none.
+  // Keeps the last `max_events` events from now on, including events kept before; 0: none.
   void Keep(size_t max_events, bool exact_times) {
     wanted_ = max_events;
     wants_exact_times_ = exact_times;
     Update();
   }
-  // Keeps at least `events`, with exact times, whatever Keep() says before or afterwards; 0: as Keep() says.
+  // Keeps at least `events` events, with exact times, regardless of earlier and later Keep(); 0: as Keep() says.
   void Hold(size_t events) {
     held_ = events;
     Update();
   }
 
-  // Where the next event is to be written; nullptr while it is off.
+  // Returns the place for the next event; nullptr while off.
   HistoryEvent* Next() {
     if (next_ == end_) [[unlikely]] {
       if (!on()) return nullptr;
       NextChunk();
     }
-    // Of a ring that is larger than the cache, what is written next is not there.
+    // Prefetches: in a ring larger than the cache, the place to write next is not cached.
     __builtin_prefetch(next_ + kPrefetchEvents, 1);
     return next_++;
   }
 
-  // As they are kept, oldest first. For Expand(), which needs no lock.
+  // Returns the kept events, oldest first. For Expand(), a function without need of the lock.
   std::vector<HistoryEvent> Kept() const {
     std::vector<HistoryEvent> events;
     if (chunks_.empty()) return events;
@@ -67,7 +67,7 @@ class History {
     return events;
   }
 
-  // `kept` without kFreed.
+  // Returns `kept` with two events for each kFreed.
   static std::vector<HistoryEvent> Expand(const std::vector<HistoryEvent>& kept) {
     std::vector<HistoryEvent> events;
     const auto freed =
@@ -129,10 +129,10 @@ class History {
   size_t max_events_ = 0;
   bool exact_times_ = false;
   std::vector<std::unique_ptr<Chunk>> chunks_;
-  size_t current_ = 0;            // the chunk that is being filled
-  HistoryEvent* next_ = nullptr;  // in it; what is there, if anything, is the oldest event
-  HistoryEvent* end_ = nullptr;   // of what it may hold
-  bool is_full_ = false;          // the oldest events make room
+  size_t current_ = 0;            // the chunk being filled
+  HistoryEvent* next_ = nullptr;  // in the current chunk; an event there is the oldest
+  HistoryEvent* end_ = nullptr;   // end of the chunk's usable part
+  bool is_full_ = false;          // new events replace the oldest
 };
 
 }  // namespace vrambroker

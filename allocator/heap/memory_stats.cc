@@ -13,7 +13,7 @@ struct Quantity {
   PoolStat MemoryStats::*stat;
 };
 
-// The one list of quantities; everything that walks over them goes through it.
+// The only list of quantities: every walk over quantities goes through it.
 constexpr Quantity kQuantities[] = {
     {"allocation", &MemoryStats::allocation},
     {"segment", &MemoryStats::segment},

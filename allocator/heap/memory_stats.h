@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The figures of one heap, with the names and meanings of torch.cuda.memory_stats(). Part of the C++ client's
-// interface: it is installed, so it includes nothing of the project and is C++17.
+// The figures of one heap, with the names and meanings of torch.cuda.memory_stats(). Installed, as part of the C++
+// client's interface: includes nothing of the project and is C++17.
 #ifndef VRAMBROKER_ALLOCATOR_HEAP_MEMORY_STATS_H_
 #define VRAMBROKER_ALLOCATOR_HEAP_MEMORY_STATS_H_
 
@@ -17,10 +17,10 @@
 
 namespace vrambroker {
 
-// The two pools of a heap, which share no segment.
+// The two pools of a heap. No segment belongs to both.
 enum class PoolKind : uint8_t { kSmall = 0, kLarge = 1 };
 
-// One counted quantity. Identity: current == allocated - freed, and peak >= current.
+// A counted quantity. Identity: current == allocated - freed, and peak >= current.
 struct Stat {
   uint64_t current = 0;
   uint64_t peak = 0;       // highest `current` since the last reset of peaks
@@ -65,9 +65,9 @@ struct FreeSizes {
 
   std::array<uint64_t, kClasses> blocks{};  // COUNT, by class
   std::array<uint64_t, kClasses> bytes{};   // BYTES, by class
-  uint64_t largest_bytes = 0;               // of the largest block
+  uint64_t largest_bytes = 0;               // size of the largest block
 
-  // The smallest size of a class: 512, 4096, ... 1 GiB; each is eight times the one before, and the last has no end.
+  // Smallest size of a class: 512, 4096, ... 1 GiB, each eight times the size before. The last class has no end.
   static constexpr uint64_t ClassBytes(size_t size_class) { return uint64_t{512} << (3 * size_class); }
   static constexpr size_t ClassOf(uint64_t block_bytes) {
     const uint64_t kibibytes = block_bytes >> 10;
@@ -100,7 +100,7 @@ struct MemoryStats {
   PoolStat allocation;      // blocks handed out
   PoolStat segment;         // segments held
   PoolStat active;          // blocks handed out, or freed and still in use by a stream
-  PoolStat inactive_split;  // free blocks in segments that also hold used ones
+  PoolStat inactive_split;  // free blocks in segments with used blocks
   // BYTES
   PoolStat allocated_bytes;
   PoolStat reserved_bytes;
@@ -111,7 +111,7 @@ struct MemoryStats {
   Stat oversize_allocations;
   Stat oversize_segments;
   // COUNT
-  uint64_t num_alloc_retries = 0;     // requests that needed the cache flushed before asking for a segment again
+  uint64_t num_alloc_retries = 0;     // requests that flushed the cache before asking for a segment again
   uint64_t num_ooms = 0;              // requests refused
   uint64_t num_oom_rejections = 0;    // requests refused by AllocatorOptions::reject_without_retry
   uint64_t num_sync_all_streams = 0;  // waits for every stream's use of freed blocks
@@ -120,14 +120,14 @@ struct MemoryStats {
   // BYTES; AllocatorOptions::kNoLimit when unset
   uint64_t max_split_bytes = std::numeric_limits<uint64_t>::max();
 
-  // Free blocks, of segments in part used and of wholly free ones. Not among PyTorch's figures.
+  // Free blocks of all segments, wholly free or in part used. Not among PyTorch's figures.
   FreeSizes free;
 
-  // Every peak becomes the current value.
+  // Sets every peak to the current value.
   void ResetPeaks();
 
-  // Adds the figures of another heap; peaks are added too, so the sum's peak is an upper bound. max_split_bytes stays
-  // where both have the same.
+  // Adds the figures of another heap. Peaks are added too, so the sum's peak is an upper bound. max_split_bytes stays
+  // if equal in both heaps.
   void Add(const MemoryStats& other);
 
   // Calls `visit(name, stat)` for each quantity by pool, in the order above, names as PyTorch's ("allocated_bytes").
@@ -138,7 +138,7 @@ struct MemoryStats {
 // 1 - allocated / reserved; 0 when nothing is reserved. Between 0 and 1.
 double FragmentationRatio(uint64_t allocated_bytes, uint64_t reserved_bytes);
 
-// 1 - largest / free: how much of what is free one large request cannot use. 0 when nothing is free. Between 0 and 1.
+// 1 - largest / free: the share of free memory unusable for one large request. 0 when nothing is free. Between 0 and 1.
 double ExternalFragmentationRatio(uint64_t largest_free_block_bytes, uint64_t free_bytes);
 
 // PyTorch's flat dictionary, sorted by key: "allocated_bytes.all.current" -> 512, ... "max_split_size" is -1 when

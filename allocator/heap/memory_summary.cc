@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kWidth = 75;  // between the two outer bars
 
-// A number in a unit of its column: the unit is chosen from the column's largest row ("all"), the value is cut,
-// not rounded, as PyTorch does.
+// Unit of the numbers in a column, chosen by the column's largest row ("all"). Values are cut, not rounded, as in
+// PyTorch.
 struct Unit {
   uint64_t divisor;
   const char* name;
@@ -78,7 +78,7 @@ std::string MemorySummary(absl::string_view session, int device, const MemorySta
   std::string out = Rule('=');
   std::string heading =
       absl::StrCat("vrambroker memory summary, device ID ", device, session.empty() ? ", all sessions" : ", session ");
-  // Long names differ at their ends.
+  // Long names differ at the end.
   const size_t room = size_t{kWidth} - 2 - heading.size();
   absl::StrAppend(&heading,
                   session.size() <= room ? session : absl::StrCat("...", session.substr(session.size() - room + 3)));

@@ -9,9 +9,9 @@
 
 namespace vrambroker {
 
-// The table that torch.cuda.memory_summary() prints, of a session on a device (ordinal). Its name stands in the second
-// line, cut to fit; without one, that it is of all sessions. `abbreviated`: without the rows of the two pools. Every
-// line is 77 characters wide and ends in a newline.
+// The table printed by torch.cuda.memory_summary(), of a session on a device (ordinal). The second line has the
+// session's name, cut to fit; an empty name stands for all sessions. `abbreviated`: without the rows of the two pools.
+// Every line is 77 characters wide and ends in a newline.
 std::string MemorySummary(absl::string_view session, int device, const MemoryStats& stats, bool abbreviated = false);
 
 }  // namespace vrambroker

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Segments on their way between a CachingAllocator and its owner: those that the owner supplies, and those that the
-// heap has let go of, for the owner to release.
+// Segments in transit between a CachingAllocator and its owner: supplied by the owner, or let go by the heap, for the
+// owner to release.
 #ifndef VRAMBROKER_ALLOCATOR_HEAP_OWNER_SEGMENTS_H_
 #define VRAMBROKER_ALLOCATOR_HEAP_OWNER_SEGMENTS_H_
 
@@ -20,30 +20,30 @@ class CachingAllocator;
 
 struct AcquiredSegment {
   SegmentId id{};
-  void* base = nullptr;  // where it is mapped in this process; nullptr where it is not
+  void* base = nullptr;  // address in the process; nullptr if not mapped
 };
 
 struct ReleasedSegment {
   SegmentId id{};
   uint64_t bytes = 0;
-  // Whose work may still use it: that of the stream which its blocks were for. All other streams are done with it.
-  // None: any stream's.
+  // Stream with work that may still use the segment: the stream of its blocks. All other streams are done. nullopt: any
+  // stream may have such work.
   std::optional<Stream> stream;
 };
 
-// Something that the owner has under way and that may end with more memory for the heap: a release, a request for a
-// segment, a wait for streams. No request of the heap is refused before those that began earlier have ended: what they
-// hold between two accounts may be what it needs. Ends when it is destroyed. Used by one thread at a time.
+// SlowCall: an action of the owner under way, perhaps ending with more memory for the heap: a release, a request for a
+// segment, a wait for streams. Before a request is refused, all slow calls begun earlier must end: memory between two
+// accounts may be just enough for the request. Ends on destruction. Used by one thread at a time.
 class [[nodiscard]] SlowCall {
  public:
-  SlowCall() = default;  // none
+  SlowCall() = default;  // empty
   SlowCall(SlowCall&& other) noexcept : heap_(std::exchange(other.heap_, nullptr)), number_(other.number_) {}
   SlowCall& operator=(SlowCall&& other) noexcept {
     std::swap(heap_, other.heap_);
     std::swap(number_, other.number_);
     return *this;
   }
-  ~SlowCall();  // takes the heap's lock, unless there is none
+  ~SlowCall();  // takes the heap's lock, unless empty
 
  private:
   friend class CachingAllocator;
@@ -53,10 +53,10 @@ class [[nodiscard]] SlowCall {
   uint64_t number_ = 0;
 };
 
-// Segments that the heap does not hold any more. The owner releases them, then destroys this.
+// Segments no longer held by the heap. The owner releases the segments, then destroys the object.
 class [[nodiscard]] SegmentsToRelease {
  public:
-  SegmentsToRelease() = default;  // none
+  SegmentsToRelease() = default;  // empty
 
   absl::Span<const ReleasedSegment> segments() const { return segments_; }
   bool empty() const { return segments_.empty(); }

@@ -12,12 +12,12 @@ namespace vrambroker {
 
 namespace {
 
-// The uses of scopes, by their paths: several ids may have the same path.
+// Uses of scopes by path: several ids may have an equal path.
 class UsesByPath {
  public:
   explicit UsesByPath(absl::Span<const Scope> scopes) : scopes_(scopes) {}
 
-  // The place of the scope's use in uses().
+  // Index of the scope's use in uses().
   size_t PlaceOf(size_t id) {
     if (id >= scopes_.size()) id = 0;
     if (id >= places_.size()) places_.resize(id + 1, kNone);
@@ -44,7 +44,7 @@ void ScopeTally::EndSegment() {
   const size_t begin = pinned_.empty() ? 0 : pinned_.back().end;
   if (hole_bytes_ == 0) {
     pinning_.resize(begin);
-  } else if (pinning_.size() > begin) {  // else it is wholly free
+  } else if (pinning_.size() > begin) {  // else the segment is wholly free
     pinned_.push_back({.hole_bytes = hole_bytes_, .end = pinning_.size()});
   }
   hole_bytes_ = 0;

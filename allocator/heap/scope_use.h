@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which scopes hold a heap's memory, now and when the heap held most.
+// Memory of a heap by scope, now and at the heap's peak.
 #ifndef VRAMBROKER_ALLOCATOR_HEAP_SCOPE_USE_H_
 #define VRAMBROKER_ALLOCATOR_HEAP_SCOPE_USE_H_
 
@@ -15,20 +15,20 @@
 
 namespace vrambroker {
 
-// Counts what is allocated in each scope, as long as somebody names any. Not thread-safe.
+// Counts allocated bytes by scope, once any scope is named. Not thread-safe.
 class ScopeCounters {
  public:
   void Up(ScopeId scope, uint64_t bytes) {
     if (scope >= entries_.size()) entries_.resize(static_cast<size_t>(scope) + 1);
     Keep(entries_[scope]).now += bytes;
   }
-  // REQUIRES: Up() counted them.
+  // REQUIRES: counted by Up() before.
   void Down(ScopeId scope, uint64_t bytes) { Keep(entries_[scope]).now -= bytes; }
-  // The heap as a whole has never held as much as it does now, after the last call.
+  // Marks a new peak of the heap as a whole, reached after the last call.
   void PeakIsNow() { ++peak_; }
   bool any() const { return !entries_.empty(); }
 
-  // By id. Of 0, which is not counted, 0.
+  // Bytes by id. Scope 0 is not counted and has 0.
   std::vector<uint64_t> AtPeak() const {
     std::vector<uint64_t> bytes;
     bytes.reserve(entries_.size());
@@ -39,11 +39,11 @@ class ScopeCounters {
  private:
   struct Entry {
     uint64_t now = 0;
-    uint64_t at_peak = 0;  // what it was at the heap's peak number `peak`
+    uint64_t at_peak = 0;  // `now` at the heap's peak number `peak`
     uint64_t peak = 0;
   };
 
-  // A peak touches no scope: what a scope held then is noted when that changes.
+  // A peak touches no scope: a scope's bytes at the peak are noted at the scope's next change.
   Entry& Keep(Entry& entry) const {
     if (entry.peak != peak_) {
       entry.at_peak = entry.now;
@@ -56,22 +56,22 @@ class ScopeCounters {
   uint64_t peak_ = 1;
 };
 
-// What one scope has. A scope's memory is its own, without that of the scopes within it.
+// ScopeUse: the memory of a scope, without nested scopes.
 struct ScopeUse {
   static constexpr size_t kMaxInReport = 3;
 
-  std::string scope;               // ScopePath(); "": what was allocated outside of any
-  uint64_t allocated_bytes = 0;    // of its blocks in use
-  uint64_t bytes_at_peak = 0;      // the same when the heap's allocated bytes were at their peak
+  std::string scope;               // ScopePath(); "": allocated outside of any scope
+  uint64_t allocated_bytes = 0;    // of the scope's blocks in use
+  uint64_t bytes_at_peak = 0;      // `allocated_bytes` at the peak of the heap's allocated bytes
   uint64_t blocks = 0;             // COUNT, in use
-  uint64_t pinned_hole_bytes = 0;  // holes of the segments that its blocks keep from being given back
+  uint64_t pinned_hole_bytes = 0;  // holes of segments pinned by the scope's blocks
 };
 
-// What blocks hold and pin, by the id of their scope. A heap counts its blocks with its lock held: that copies none of
-// them and needs no names. These are looked up afterwards. Not thread-safe.
+// ScopeTally: held and pinned bytes of blocks, by scope id. A heap counts blocks under its lock: counting copies no
+// blocks and needs no names. Names are looked up afterwards. Not thread-safe.
 class ScopeTally {
  public:
-  // Counts a block of the segment that EndSegment() ends.
+  // Counts a block of the current segment. EndSegment() ends the segment.
   void Add(BlockState state, uint64_t bytes, ScopeId scope) {
     if (state == BlockState::kFree) {
       hole_bytes_ += bytes;
@@ -89,36 +89,36 @@ class ScopeTally {
   }
   void EndSegment();
 
-  // As ScopeUses() returns them. `bytes_at_peak`: as HeapSnapshot::scope_bytes_at_peak. An id that is not in `scopes`
-  // counts as none.
+  // Returns a list like ScopeUses(). `bytes_at_peak`: as HeapSnapshot::scope_bytes_at_peak. An id missing in `scopes`
+  // counts as no scope.
   std::vector<ScopeUse> Uses(absl::Span<const Scope> scopes, absl::Span<const uint64_t> bytes_at_peak) const;
 
  private:
   struct Held {
     uint64_t bytes = 0;
     uint64_t blocks = 0;
-    uint64_t last_segment = 0;  // that has a block of it
+    uint64_t last_segment = 0;  // last segment with a block of the scope
   };
   struct PinnedSegment {
     uint64_t hole_bytes = 0;
-    size_t end = 0;  // its scopes are in `pinning_`, from where those of the one before end
+    size_t end = 0;  // end of the segment's scopes in `pinning_`; begin: the previous segment's end
   };
 
   std::vector<Held> held_;  // by id
   std::vector<PinnedSegment> pinned_;
-  std::vector<ScopeId> pinning_;  // of each segment with holes, each of its scopes once
+  std::vector<ScopeId> pinning_;  // scopes of each segment with holes, each scope once
   uint64_t segment_ = 1;
-  uint64_t hole_bytes_ = 0;  // of the segment that Add() is at
+  uint64_t hole_bytes_ = 0;  // of the current segment
 };
 
-// Of all that hold something, or did at the peak: the one with most bytes first. Empty when no scope was named.
-// Frames of a stack alone make no difference: one path is one scope.
+// Returns all scopes with memory now or at the peak, most bytes first. Empty when no scope was named. Stack frames
+// alone make no difference: equal paths are one scope.
 std::vector<ScopeUse> ScopeUses(const HeapSnapshot& heap);
 
-// The one with a name that holds most; the end when none has a name.
+// Returns the largest named scope; the end when none has a name.
 std::vector<ScopeUse>::const_iterator LargestNamedScope(const std::vector<ScopeUse>& uses);
 
-// The first `most` of them by what they hold or pin, the named one that holds most among them.
+// Returns the first `most` of `uses` by held or pinned bytes, always with the largest named scope.
 std::vector<ScopeUse> LargestScopeUses(std::vector<ScopeUse> uses, size_t most = ScopeUse::kMaxInReport);
 
 }  // namespace vrambroker

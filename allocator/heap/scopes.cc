@@ -12,8 +12,8 @@ namespace {
 
 constexpr absl::string_view kOverflowName = "(more scopes than are kept)";
 
-// The bytes of the control character that `text`, which is UTF-8, begins with; 0 when it begins with another one. C0,
-// DEL and C1 are a terminal's; the others turn the direction of what follows, or end its line.
+// Length of the control character at the beginning of `text` (UTF-8), in bytes; 0 for any other character. C0, DEL and
+// C1 control terminals; the rest change the direction of the following text, or end a line.
 size_t ControlBytes(absl::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0; };
   if (byte(0) < 0x20 || byte(0) == 0x7F) return 1;
@@ -33,7 +33,7 @@ bool ContinuesCharacter(char byte) {
 }  // namespace
 
 std::string CleanScopeText(absl::string_view text, size_t max_bytes) {
-  // More than that cannot be needed, and a client may send any amount.
+  // Twice `max_bytes` is always enough, and a client may send any amount.
   const std::string utf8 = ToUtf8(text.substr(0, 2 * max_bytes));
   std::string clean;
   for (size_t i = 0; i < utf8.size();) {
@@ -88,7 +88,7 @@ ScopeId ScopeTable::Find(ScopeId parent, absl::string_view name, absl::string_vi
   if (parent != 0 && (parent >= scopes_.size() || depths_[parent] >= max_depth)) return parent;
   if (overflow_ != 0) return overflow_;
   const size_t bytes = clean_name.size() + clean_file.size();
-  // One place is kept for what says that there are more.
+  // Reserves a place for the overflow scope.
   if (scopes_.size() >= kMaxScopes || text_bytes_ + bytes > kMaxTextBytes) {
     return overflow_ = Add(0, kOverflowName, "", 0);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The only file that knows the allocator's size numbers: request -> block size -> pool -> segment size.
-// Source of the rules: PyTorch's CUDA caching allocator (c10/cuda/CUDACachingAllocator.cpp).
+// Size rules of the allocator, found in no other file: request -> block size -> pool -> segment size. Source: PyTorch's
+// CUDA caching allocator (c10/cuda/CUDACachingAllocator.cpp).
 #ifndef VRAMBROKER_ALLOCATOR_HEAP_SIZE_CLASS_H_
 #define VRAMBROKER_ALLOCATOR_HEAP_SIZE_CLASS_H_
 
@@ -16,10 +16,10 @@
 
 namespace vrambroker {
 
-inline constexpr uint64_t kMinBlockBytes = 512;          // block sizes are multiples of this
+inline constexpr uint64_t kMinBlockBytes = 512;          // every block size is a multiple
 inline constexpr uint64_t kSmallMaxBytes = 1_MiB;        // rounded requests up to here use the small pool
 inline constexpr uint64_t kSmallSegmentBytes = 2_MiB;    // every segment of the small pool
-inline constexpr uint64_t kOwnSegmentMinBytes = 10_MiB;  // from here a request gets a segment of its own size
+inline constexpr uint64_t kOwnSegmentMinBytes = 10_MiB;  // from here on a request gets a segment of its own size
 
 static_assert(kSmallSegmentBytes % kMinBlockBytes == 0 && kSegmentGranuleBytes % kMinBlockBytes == 0,
               "blocks must tile their segment exactly");
@@ -40,14 +40,14 @@ constexpr PoolKind PoolFor(uint64_t block_bytes) {
   return block_bytes <= kSmallMaxBytes ? PoolKind::kSmall : PoolKind::kLarge;
 }
 
-// Size of the segment that a miss for a block of `block_bytes` asks the device for.
+// Size of the segment to ask the device for, after a miss for a block of `block_bytes`.
 constexpr uint64_t SegmentBytesFor(uint64_t block_bytes, const AllocatorOptions& options) {
   if (block_bytes <= kSmallMaxBytes) return kSmallSegmentBytes;
   if (block_bytes < kOwnSegmentMinBytes) return options.large_segment_bytes;
   return RoundUpTo(block_bytes, kSegmentGranuleBytes);
 }
 
-// Whether the rest of a free block is cut off when a block of `block_bytes` leaves `rest_bytes` of it.
+// Whether to cut off the rest of a free block when a block of `block_bytes` leaves `rest_bytes`.
 constexpr bool ShouldSplit(PoolKind pool, uint64_t block_bytes, uint64_t rest_bytes, const AllocatorOptions& options) {
   if (pool == PoolKind::kSmall) return rest_bytes >= kMinBlockBytes;
   return !options.IsOversize(block_bytes) && rest_bytes > kSmallMaxBytes;
