@@ -14,25 +14,25 @@
 namespace vrambroker {
 namespace {
 
-// What the recording showed up to the request, with its settings and as much memory as it took.
+// The recording up to the request, replayed with its settings and as much memory as needed.
 struct Before {
   std::vector<bool> was_refused;  // by operation
-  // By operation: of the program, and not what the heap did by itself or was made up for the replay.
+  // By operation: a call of the program, not an action of the heap or an addition for the replay.
   std::vector<bool> is_call;
-  // By operation: gives back what the heap may have given back by itself, for the segment that it needed next.
+  // By operation: gives segments back, perhaps by the heap itself for the next segment needed.
   std::vector<bool> is_own_flush;
   bool has_own_flushes = false;
   uint64_t peak_reserved_bytes = 0;
-  uint64_t reserved_bytes = 0;                // when the request came
-  std::vector<EmptiedCache> least_allocated;  // moments to empty the cache at, the last one last; not tried yet
+  uint64_t reserved_bytes = 0;                // at the request
+  std::vector<EmptiedCache> least_allocated;  // moments to empty the cache at, latest last; not tried yet
 };
 
-// The lowest points of allocated bytes of the last half of `calls`, of their last quarter, and so on: where a step of a
-// job ends. `calls`: all before the request, each with what was allocated then.
+// Returns the lowest points of allocated bytes in the last half of `calls`, in the last quarter, and so on: the ends of
+// a job's steps. `calls`: all before the request, each with the bytes allocated then.
 std::vector<EmptiedCache> LeastAllocated(const std::vector<EmptiedCache>& calls) {
   std::vector<EmptiedCache> points;
   for (size_t window = calls.size(); window >= 2; window /= 2) {
-    // Of equal ones the last.
+    // Picks the last of equals.
     const auto least = std::min_element(
         calls.rbegin(), calls.rbegin() + static_cast<std::ptrdiff_t>(window),
         [](const EmptiedCache& a, const EmptiedCache& b) { return a.allocated_bytes < b.allocated_bytes; });
@@ -43,7 +43,7 @@ std::vector<EmptiedCache> LeastAllocated(const std::vector<EmptiedCache>& calls)
   return points;
 }
 
-// A refused allocation is one of the program; that it is freed at once is made up.
+// A refused allocation is a call of the program; its immediate free is made up.
 std::vector<bool> CallsOf(const Trace& trace) {
   std::vector<bool> is_call(trace.ops.size());
   std::vector<bool> is_refused(trace.ids);
@@ -75,7 +75,7 @@ class Diagnoser {
 
   const std::vector<EmptiedCache>& least_allocated() const { return before_.least_allocated; }
 
-  // With the recorded settings. None, here and below: the time is over.
+  // Tries the recorded settings. nullopt, here and below: time is over.
   std::optional<Trial> TryRecorded() const {
     return Try(config_.options, {.requested_bytes = refusal_.requested_bytes}, Flushes::kAll);
   }
@@ -86,11 +86,11 @@ class Diagnoser {
   }
   std::optional<Trial> TryEmptied(size_t op) const { return TryBothWays(config_.options, op); }
 
-  // The largest request that the recorded settings serve in its place, up to it.
+  // Returns the largest request, up to the refused request, that the recorded settings serve in its place.
   uint64_t LargestServed() const {
     uint64_t served = 0;
     uint64_t refused = refusal_.requested_bytes;
-    // To a thousandth of the request.
+    // Precision: a thousandth of the request.
     const uint64_t step = std::max<uint64_t>(kMinBlockBytes, refusal_.requested_bytes / 1000);
     while (refused - served > step) {
       const uint64_t middle = served + (refused - served) / 2;
@@ -101,9 +101,9 @@ class Diagnoser {
     return served;
   }
 
-  // With the recorded settings. None: beyond the capacity.
+  // Returns the bound needed with the recorded settings. nullopt: beyond the capacity.
   std::optional<uint64_t> NeededBound(uint64_t missing_bytes) const {
-    // With more room the heap flushes later or never, so that it may need more again.
+    // With more room the heap flushes later or never, and may need still more.
     constexpr int kTries = 4;
     RefusalToDiagnose with_more = refusal_;
     for (int i = 0; i < kTries && missing_bytes > 0; ++i) {
@@ -127,29 +127,29 @@ class Diagnoser {
 
   struct Attempt {
     uint64_t requested_bytes = 0;
-    std::optional<size_t> empty_before = std::nullopt;  // of an operation
-    uint64_t withheld_bytes = 0;                        // of the limit, all the time
+    std::optional<size_t> empty_before = std::nullopt;  // index of an operation
+    uint64_t withheld_bytes = 0;                        // from the limit, all the time
   };
   enum class Flushes {
     kAll,        // as recorded
-    kNotItsOwn,  // but those that the heap may have made by itself: a replay makes its own
+    kNotItsOwn,  // all but flushes possibly by the heap itself: a replay makes its own
   };
 
   void LookAtRecording();
-  // Marks the run of operations that give back, up to `next`, if that is what it was for.
+  // Marks the operations giving segments back right before `next` as the heap's own flush for `next`.
   void MarkOwnFlush(size_t next);
-  // The bound of what the heap held.
+  // Bound for the bytes held by the heap.
   uint64_t HeapBound() const {
     const uint64_t outside = refusal_.reserved_bytes - std::min(refusal_.reserved_bytes, before_.reserved_bytes);
     return refusal_.bound_bytes - std::min(refusal_.bound_bytes, outside);
   }
   std::optional<Trial> Try(const AllocatorOptions& options, const Attempt& attempt, Flushes flushes) const;
-  // The worse of the two.
+  // Returns the worse trial of the two.
   std::optional<Trial> TryBothWays(const AllocatorOptions& options, std::optional<size_t> empty_before,
                                    uint64_t withheld_bytes = 0) const;
-  // Trial::spare_bytes of one that helps.
+  // Trial::spare_bytes of a helping trial.
   uint64_t SpareBytes(const Trial& trial) const;
-  // Reading a clock costs as much as an operation.
+  // Asks rarely: reading a clock costs as much as an operation.
   bool MayGoOn(size_t op) const { return op % 256 != 0 || may_go_on_(); }
 
   const Trace& trace_;
@@ -171,7 +171,7 @@ void Diagnoser::LookAtRecording() {
     if (!MayGoOn(i)) break;
     const TraceOp& op = trace_.ops[i];
     if (before_.is_call[i]) calls.push_back({.op = i, .allocated_bytes = allocated});
-    if (before_.was_refused[i]) {  // what took no memory then
+    if (before_.was_refused[i]) {  // a refused allocation took no memory
       MarkOwnFlush(i);
       continue;
     }
@@ -211,7 +211,7 @@ std::optional<Trial> Diagnoser::TryBothWays(const AllocatorOptions& options, std
   return !as_recorded.has_value() || !as_recorded->Helps() ? as_recorded : trial;
 }
 
-// A heap fills its limit with what it caches, so its peak alone does not say whether it needed all of that.
+// Tries a lower limit if needed: a heap fills its limit with cached bytes, so the peak alone does not show the need.
 uint64_t Diagnoser::SpareBytes(const Trial& trial) const {
   const uint64_t unused = HeapBound() - std::min(HeapBound(), trial.peak_reserved_bytes);
   const uint64_t enough = EnoughToSpare(refusal_.bound_bytes);
@@ -225,7 +225,7 @@ std::optional<Trial> Diagnoser::Try(const AllocatorOptions& options, const Attem
   config.options = options;
   Replay replay(config, trace_);
   DirectHeap& allocator = replay.allocator();
-  // What the session could have before the request is not known; as much as it had, at least.
+  // The session's bound before the request is unknown, but was at least the peak.
   const auto set_limit = [&](uint64_t bytes) { allocator.SetLimit(bytes - std::min(bytes, attempt.withheld_bytes)); };
   set_limit(std::max(HeapBound(), before_.peak_reserved_bytes));
   Trial trial{.options = options};
@@ -233,7 +233,7 @@ std::optional<Trial> Diagnoser::Try(const AllocatorOptions& options, const Attem
     if (!MayGoOn(i)) return std::nullopt;
     if (attempt.empty_before == i) allocator.EmptyCache();
     if (flushes == Flushes::kNotItsOwn && before_.is_own_flush[i]) continue;
-    // What was refused took no memory. It only left the cache empty.
+    // A refused allocation took no memory, and only left the cache empty.
     if (before_.was_refused[i]) {
       allocator.EmptyCache();
     } else if (replay.Do(trace_.ops[i]) == Replay::Result::kOutOfMemory) {
@@ -269,7 +269,7 @@ Diagnosis Diagnose(const Trace& trace, const ReplayConfig& given, const RefusalT
   diagnosis.recorded = *recorded;
   diagnosis.recorded.options = given.options;
   if (recorded->is_served) return diagnosis;
-  // These first: it is little, and the settings may take all of the time.
+  // Cheap results first: the settings may take all of the time.
   const uint64_t largest_served_bytes = diagnoser.LargestServed();
   const std::optional<uint64_t> needed_bound_bytes = diagnoser.NeededBound(recorded->missing_bytes);
   if (refusal.never_fits()) {
@@ -278,7 +278,7 @@ Diagnosis Diagnose(const Trace& trace, const ReplayConfig& given, const RefusalT
     return diagnosis;
   }
 
-  // PyTorch collects only where a program has set its fraction.
+  // PyTorch collects garbage only if the program has set a fraction.
   ReplayConfig base = config;
   if (options.target.is_torch()) base.options.garbage_collection_threshold = 0;
   const bool collects = refusal.is_limit && !options.target.is_torch();
@@ -289,7 +289,7 @@ Diagnosis Diagnose(const Trace& trace, const ReplayConfig& given, const RefusalT
   InParallel(
       total, options.threads,
       [&](size_t i) {
-        // First what needs no other settings: it is little.
+        // Emptied caches first: cheap, and in no need of other settings.
         if (i >= emptied.size()) {
           tried[i - emptied.size()] = diagnoser.TryOthers(grid[i - emptied.size()]);
         } else if (const std::optional<Trial> trial = diagnoser.TryEmptied(emptied[i].op); trial.has_value()) {
@@ -305,7 +305,7 @@ Diagnosis Diagnose(const Trace& trace, const ReplayConfig& given, const RefusalT
   diagnosis.is_complete = trials.size() == grid.size();
 
   const uint64_t enough = EnoughToSpare(refusal.bound_bytes);
-  // Stable: the grid has the simple ones first.
+  // Stable: the grid has the simple settings first.
   std::stable_sort(trials.begin(), trials.end(), [enough](const Trial& a, const Trial& b) {
     const auto key = [enough](const Trial& trial) {
       return std::tuple(!trial.Helps(), trial.refused_before, trial.missing_bytes, trial.spare_bytes < enough,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DirectHeap: a CachingAllocator with a SegmentSource, which answers at once. For replays, tests and benchmarks.
+// DirectHeap: a CachingAllocator with a SegmentSource, answering at once. For replays, tests and benchmarks.
 #ifndef VRAMBROKER_ALLOCATOR_REPLAY_DIRECT_HEAP_H_
 #define VRAMBROKER_ALLOCATOR_REPLAY_DIRECT_HEAP_H_
 
@@ -18,18 +18,18 @@
 
 namespace vrambroker {
 
-// Safe to call from any thread.
+// Thread-safe.
 class DirectHeap : public CachingAllocator {
  public:
-  // `source` and `events` outlive it.
+  // REQUIRES: `source` and `events` outlive the heap.
   explicit DirectHeap(SegmentSource* source, EventSource* events = nullptr, const AllocatorOptions& options = {},
                       uint64_t capacity_bytes = kNoLimit)
       : CachingAllocator(events, options, capacity_bytes), source_(*source) {}
 
-  // TryAllocate(), and on a miss a BlockRequest to its end. Segments beyond SetLimit() are refused.
+  // TryAllocate(), and after a miss a BlockRequest to its end. Segments beyond SetLimit() are refused.
   absl::StatusOr<Block*> Allocate(uint64_t requested, Stream stream = 0, ScopeId scope = 0);
 
-  // These give segments back. They return the bytes that the source has made available.
+  // Give segments back. Return the bytes made available by the source.
   uint64_t EmptyCache();
   uint64_t Trim(TrimOptions options = {});
   uint64_t GiveBack(Segment* segment) { return Release(TakeSegment(segment)); }

@@ -26,7 +26,7 @@ void InParallel(size_t count, int threads, const std::function<void(size_t)>& wo
   helpers.reserve(static_cast<size_t>(threads));
   try {
     for (int i = 1; i < threads; ++i) helpers.emplace_back(loop);
-    // The machine allows no more threads: those that there are do the work.
+    // The machine allows no more threads: the existing threads do the work.
   } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch)
   }
   loop();

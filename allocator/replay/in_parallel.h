@@ -7,8 +7,8 @@
 
 namespace vrambroker {
 
-// Runs `work(0)` to `work(count - 1)`, each once, on `threads` threads: the caller's and others. After each call it
-// calls `done` with the number that have ended, from any of these threads, one at a time. Returns when all have ended.
+// Runs `work(0)` to `work(count - 1)`, each once, on `threads` threads, the caller's included. Calls `done` after each
+// with the number of calls ended so far, from any of the threads, by one at a time. Returns when all calls have ended.
 void InParallel(size_t count, int threads, const std::function<void(size_t)>& work,
                 const std::function<void(size_t)>& done);
 

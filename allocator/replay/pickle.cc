@@ -83,7 +83,7 @@ bool PickleValue::operator==(const PickleValue& other) const {
     case Kind::kUint:
       return AsUint() == other.AsUint();
     case Kind::kDouble:
-      // By their bits: NaN is itself, and 0.0 is not -0.0.
+      // Compares bits: NaN equals itself, and 0.0 is not -0.0.
       return std::bit_cast<uint64_t>(AsDouble()) == std::bit_cast<uint64_t>(other.AsDouble());
     case Kind::kString:
       return AsString() == other.AsString();

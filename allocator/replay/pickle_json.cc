@@ -24,7 +24,7 @@ size_t Utf8Length(absl::string_view text) {
   if (first < 0x80) return 1;
   if (first >= 0xc2 && first <= 0xdf) return continues(1, 1) ? 2 : 0;
   if (first >= 0xe0 && first <= 0xef) {
-    // No second way to write shorter ones, no halves of UTF-16 pairs.
+    // Refuses overlong forms, and halves of UTF-16 pairs.
     if ((first == 0xe0 && byte(1) < 0xa0) || (first == 0xed && byte(1) > 0x9f)) return 0;
     return continues(1, 2) ? 3 : 0;
   }

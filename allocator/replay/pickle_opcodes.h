@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The opcodes of pickles that are read or written, by their names in Python's pickletools.
+// Opcodes of pickles read or written, named as in Python's pickletools.
 #ifndef VRAMBROKER_ALLOCATOR_REPLAY_PICKLE_OPCODES_H_
 #define VRAMBROKER_ALLOCATOR_REPLAY_PICKLE_OPCODES_H_
 

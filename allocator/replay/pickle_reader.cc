@@ -17,14 +17,15 @@ using namespace pickle_opcodes;
 
 namespace {
 
-// As deep as Python itself writes with its usual recursion limit. Bounds every recursion over a value that was read,
-// its destruction among them.
+// Deepest nesting written by Python with the usual recursion limit. Bounds every recursion over a value read, even
+// destruction.
 constexpr uint32_t kMaxDepth = 1000;
 
-// What a pickle may build, in units of about 32 bytes: a value on the stack, an entry of the memo and a mark are one, a
-// string or a container kUnitsOfNode more. The same as the pickle has bytes is plenty, as almost every value takes more
-// of them (a snapshot of PyTorch builds a third of that), but small pickles need not be so dense. kMostUnits is for
-// files that were packed, and lets more than ten million entries of a snapshot through, or a million with long stacks.
+// Limits for the values built by a pickle, in units of about 32 bytes: a value on the stack, an entry of the memo and a
+// mark are one, a string or a container kUnitsOfNode more. A unit per byte of the pickle is plenty, since almost every
+// value takes more bytes (a snapshot of PyTorch builds a third as many). kFreeUnits is for small pickles, possibly
+// denser. kMostUnits is for packed files, and admits more than ten million entries of a snapshot, or a million with
+// long stacks.
 constexpr uint64_t kFreeUnits = uint64_t{1} << 20;
 constexpr uint64_t kMostUnits = uint64_t{1} << 28;
 constexpr uint64_t kUnitsOfNode = 2;
@@ -36,8 +37,8 @@ constexpr const char* kNoBuffers = "buffers outside the pickle are not read";
 constexpr const char* kNoStack = "only plain data is read, nothing that contains itself";
 
 struct OpcodeInfo {
-  const char* name;               // nullptr: there is no such opcode
-  const char* refusal = nullptr;  // why it is not read
+  const char* name;               // nullptr: no such opcode
+  const char* refusal = nullptr;  // why the opcode is not read
 };
 
 OpcodeInfo Describe(uint8_t opcode) {
@@ -177,7 +178,7 @@ OpcodeInfo Describe(uint8_t opcode) {
     case 0x98:
       return {"READONLY_BUFFER", kNoBuffers};
 
-    // Python writes these only for tuples that contain themselves.
+    // Python writes these opcodes only for tuples containing themselves.
     case '0':
       return {"POP", kNoStack};
     case '1':
@@ -197,11 +198,11 @@ uint64_t LittleEndian(absl::string_view bytes) {
 
 }  // namespace
 
-// The pickle's own machine: a stack, marks in it, and a memo of values to be used again.
+// PickleReader: the stack machine of a pickle, with marks in the stack, and a memo of values for reuse.
 //
 // A list or dict may be filled only until it becomes part of another value ("placed"). Python always finishes a value
-// before it places it, except when the value contains itself; so this rule refuses exactly those. It also means that
-// whatever is placed is final: no cycles, and its depth is known.
+// before placing it, except when the value contains itself; so the rule refuses exactly values containing themselves. A
+// placed value is therefore final, without cycles and of known depth.
 class PickleReader {
  public:
   explicit PickleReader(absl::string_view bytes) : bytes_(bytes) {}
@@ -225,13 +226,13 @@ class PickleReader {
   absl::Status Error(absl::string_view what) const;
   absl::Status TooFew() const { return Error("there are not enough values before it"); }
 
-  // The next `size` bytes.
+  // Takes the next `size` bytes.
   absl::Status Take(uint64_t size, absl::string_view* taken);
   absl::Status TakeNumber(uint64_t size, uint64_t* number);
   absl::Status PushText(uint64_t length_size);
   absl::Status PushLong(uint64_t length_size);
 
-  // Values above the last mark.
+  // Counts the values above the last mark.
   size_t Available() const { return stack_.size() - (marks_.empty() ? 0 : marks_.back()); }
   void PushSlot(Slot slot) {
     stack_.push_back(std::move(slot));
@@ -243,14 +244,14 @@ class PickleReader {
     containers_.push_back({depth, false});
     units_ += kUnitsOfNode;
   }
-  // Where the values above the last mark begin; removes the mark.
+  // Removes the last mark. `first`: index of the first value above the mark.
   absl::Status TakeMark(size_t* first);
 
-  // Makes stack_[first...] a new list, tuple or dict in their place.
+  // Replaces stack_[first...] by a new list, tuple or dict of the values there.
   absl::Status Build(Kind kind, size_t first);
-  // Adds stack_[first...] to the list or dict before them.
+  // Adds stack_[first...] to the list or dict below.
   absl::Status Fill(Kind kind, size_t first);
-  // Moves stack_[first...] into `items` or `pairs`, which belong to `container`.
+  // Moves stack_[first...] into `items` or `pairs` of `container`.
   absl::Status Place(size_t first, size_t container, uint32_t* depth, PickleValue::Items* items,
                      PickleValue::Pairs* pairs);
 
@@ -259,16 +260,16 @@ class PickleReader {
 
   const absl::string_view bytes_;
   const uint64_t most_units_ = std::min(kFreeUnits + bytes_.size(), kMostUnits);
-  uint64_t units_ = 0;  // built so far, what is gone again included
-  size_t next_ = 0;     // not read yet
-  size_t at_ = 0;       // where the current opcode is
-  uint8_t opcode_ = 0;  // the current one
-  // Deques do not hold twice what is in them while they grow.
+  uint64_t units_ = 0;  // built so far, even if gone again
+  size_t next_ = 0;     // next byte to read
+  size_t at_ = 0;       // place of the current opcode
+  uint8_t opcode_ = 0;  // current opcode
+  // Deques do not hold twice their contents while growing.
   std::deque<Slot> stack_;
   std::vector<size_t> marks_;
   std::deque<Container> containers_;
-  std::deque<Slot> memo_;                         // entries 0, 1, ... as Python numbers them
-  absl::flat_hash_map<uint64_t, Slot> far_memo_;  // entries with a gap before them: an index may be anything
+  std::deque<Slot> memo_;                         // entries 0, 1, ... numbered as in Python
+  absl::flat_hash_map<uint64_t, Slot> far_memo_;  // entries after a gap: an index may be anything
 };
 
 absl::Status PickleReader::Error(absl::string_view what) const {
@@ -308,7 +309,7 @@ absl::Status PickleReader::PushLong(uint64_t length_size) {
   absl::string_view digits;
   if (absl::Status status = TakeNumber(length_size, &length); !status.ok()) return status;
   if (absl::Status status = Take(length, &digits); !status.ok()) return status;
-  // Two's complement, least byte first, of any length: what is above 8 bytes may only repeat the sign.
+  // Two's complement, least byte first, of any length: bytes above the lowest 8 may only repeat the sign.
   const bool negative = !digits.empty() && static_cast<uint8_t>(digits.back()) >= 0x80;
   const absl::string_view low = digits.substr(0, std::min<size_t>(digits.size(), 8));
   uint64_t value = LittleEndian(low);
@@ -339,7 +340,7 @@ absl::Status PickleReader::Place(size_t first, size_t container, uint32_t* depth
   }
   if (*depth > kMaxDepth) return Error(absl::StrCat("nested more than ", kMaxDepth, " deep"));
   if (items != nullptr) {
-    if (items->empty()) items->reserve(stack_.size() - first);  // most are filled once
+    if (items->empty()) items->reserve(stack_.size() - first);  // most lists are filled once
     for (size_t i = first; i < stack_.size(); ++i) items->push_back(std::move(stack_[i].value));
   } else {
     if ((stack_.size() - first) % 2 != 0) return Error("a key has no value");
@@ -425,7 +426,7 @@ absl::Status PickleReader::Step() {
       if (number > 5) return Error(absl::StrCat("protocol ", number, "; 0 to 5 are read"));
       return absl::OkStatus();
     case kFrame:
-      // Only a hint for readers that fetch in pieces. Its length is checked all the same.
+      // A hint for readers fetching in pieces. The length is still checked.
       if (absl::Status status = TakeNumber(8, &number); !status.ok()) return status;
       if (number > bytes_.size() - next_) {
         return Error(absl::StrCat("says ", number, " bytes follow, ", bytes_.size() - next_, " are left"));

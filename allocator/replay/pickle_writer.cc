@@ -14,7 +14,7 @@ using namespace pickle_opcodes;
 
 namespace {
 
-// Items that one opcode appends. Python's own number; PyTorch's viewer passes them as arguments of one call.
+// Items appended by one opcode, as in Python; PyTorch's viewer passes the items as arguments of a call.
 constexpr size_t kBatch = 1000;
 
 }  // namespace
@@ -43,10 +43,10 @@ class PickleWriter {
   void AddTuple(const PickleValue::Items& items);
   void AddPairs(const PickleValue::Pairs& pairs);
 
-  // Writes the container, or a reference when it was written before.
+  // Writes the container, or a reference if written before.
   template <typename Pointer, typename AddContent>
   void AddOnce(const Pointer& node, const AddContent& add_content);
-  // The value just written can be referred to from here on.
+  // Makes the value just written available for references.
   uint32_t Memoize() {
     Op(kMemoize);
     return memo_size_++;
@@ -66,7 +66,7 @@ class PickleWriter {
 
 template <typename Pointer, typename AddContent>
 void PickleWriter::AddOnce(const Pointer& node, const AddContent& add_content) {
-  // An empty container is shorter than a reference. One with a single owner will not be met again.
+  // An empty container is shorter than a reference. A container with a single owner will not be met again.
   const bool shared = node.use_count() > 1 && !node->empty();
   if (shared) {
     if (const auto found = containers_.find(node.get()); found != containers_.end()) {
@@ -128,7 +128,7 @@ void PickleWriter::AddInt(int64_t value) {
     Op(kBinInt);
     Number(bits, 4);
   } else {
-    // As few bytes as leave the sign right.
+    // Uses the fewest bytes with the right sign.
     int size = 8;
     while (size > 1) {
       const int unused = 64 - 8 * (size - 1);
@@ -142,7 +142,7 @@ void PickleWriter::AddInt(int64_t value) {
 }
 
 void PickleWriter::AddString(const std::string& text) {
-  // Up to here the text is no longer than a reference to it.
+  // Length up to which a text is no longer than a reference.
   constexpr size_t kNotWorthIt = 3;
   if (text.size() > kNotWorthIt) {
     if (const auto found = strings_.find(text); found != strings_.end()) {

@@ -131,15 +131,15 @@ absl::Status Replay::Start(const TraceStart& start) {
     allocator_.RecordStream(block, stream);
     allocator_.Free(block);
   }
-  // They were pending from the beginning on, never allocated.
+  // Blocks pending at the start were never allocated: peaks begin after their free.
   allocator_.ResetPeakStats();
   return absl::OkStatus();
 }
 
-// With the recorded settings the segment is there. With others, what was given back is given back in bytes; segments of
-// other sizes may come to more, which counts for the next of the run.
+// With the recorded settings, gives back the recorded segment. With other settings, gives back as many bytes; any
+// excess counts for the next operation of the run.
 void Replay::GiveBack(uint32_t number, uint64_t bytes) {
-  // The device counts as the heap does, from 1.
+  // Ids of the device count like the heap's segments, from 1.
   if (number < segments_.size() && device_.Holds(SegmentId{uint64_t{number} + 1}) &&
       segments_[number]->bytes == bytes && allocator_.GiveBack(segments_[number]) > 0) {
     return;
@@ -157,7 +157,7 @@ Replay::Result Replay::Do(const TraceOp& op) {
     case TraceOp::Kind::kAllocate: {
       const absl::StatusOr<Block*> block = allocator_.Allocate(op.bytes, op.stream);
       blocks_[op.id] = block.value_or(nullptr);
-      // A new one is the last.
+      // A new segment is the last.
       if (block.ok() && (*block)->segment->order >= segments_.size()) {
         segments_.resize((*block)->segment->order + 1);
         segments_.back() = (*block)->segment;

@@ -43,7 +43,7 @@ class Rewinder {
     uint64_t bytes = 0;  // 0: not known
     uint64_t requested = 0;
     bool pending = false;
-    uint64_t bound = 0;  // where the next block in use began at any time, or the segment's end: no byte from there on
+    uint64_t bound = 0;  // end of the block at most: lowest start ever of the next block in use, or the segment's end
   };
   using Segments = std::map<uint64_t, SegmentState>;  // by address
   using Blocks = std::map<uint64_t, UsedBlock>;       // in use, by address
@@ -51,7 +51,7 @@ class Rewinder {
   absl::Status AddSegment(uint64_t address, const SegmentState& segment);
   absl::Status AddBlock(uint64_t address, uint64_t requested, uint64_t block_bytes);
   Segments::iterator SegmentOf(uint64_t address);
-  // The fewest bytes that the block can have.
+  // Fewest bytes possible for the block.
   uint64_t LeastBytes(const UsedBlock& block) const {
     return block.bytes != 0 ? block.bytes : RoundRequest(block.requested, options_);
   }
@@ -63,7 +63,7 @@ class Rewinder {
   size_t free_segments_ = 0;  // wholly free
   uint64_t reserved_ = 0;
   uint64_t peak_reserved_ = 0;
-  bool after_is_segment_free_ = false;  // the event that was undone last
+  bool after_is_segment_free_ = false;  // of the event undone last
 };
 
 absl::Status Rewinder::AddSegment(uint64_t address, const SegmentState& segment) {
@@ -149,7 +149,8 @@ absl::Status Rewinder::Undo(RecordedEvent& event) {
       if (block->second.pending) {
         return Contradiction("allocates the block at address ", address, ", which is freed already after it");
       }
-      // Rounded, because not every release of PyTorch recorded a free as it did the allocation. 0: not in the snapshot.
+      // Rounded, because some releases of PyTorch recorded a free with other bytes than the allocation. 0: not in the
+      // snapshot.
       const uint64_t requested = block->second.requested;
       if (requested != 0 && RoundRequest(requested, options_) != RoundRequest(event.bytes, options_)) {
         return Contradiction("allocates ", event.bytes, " bytes at address ", address, ", where ", requested,
@@ -207,14 +208,14 @@ absl::Status Rewinder::Undo(RecordedEvent& event) {
   return absl::OkStatus();
 }
 
-// What the allocator's rules leave when the size was not recorded.
+// Derives an unrecorded size from the allocator's rules.
 uint64_t Rewinder::BytesOf(uint64_t address, const UsedBlock& block, const SegmentState& segment,
                            uint64_t* guessed) const {
   if (block.bytes != 0) return block.bytes;
   const uint64_t least = RoundRequest(block.requested, options_);
-  if (segment.pool == PoolKind::kSmall) return least;  // whatever is left over is split off
+  if (segment.pool == PoolKind::kSmall) return least;  // any rest is split off
   const uint64_t most = block.bound - address;
-  // Nothing is split off an oversize block, and no free part of a large segment has up to 1 MiB: it stayed at the
+  // No rest is split off an oversize block, and no free part of a large segment has up to 1 MiB: the rest stayed at the
   // block.
   if (options_.IsOversize(least) || most - least <= kSmallMaxBytes) return most;
   ++*guessed;
@@ -263,8 +264,8 @@ absl::StatusOr<RewoundHeap> RewindHeap(absl::Span<const SegmentSnapshot> segment
       return status;
     }
   }
-  // Obtaining a segment and handing out its first block is one step. A ring may begin between the two events of it,
-  // which shows where the rules let no free segment serve the request.
+  // Obtaining a segment and handing out its first block is one step. A ring may begin between the two events of the
+  // step. The cut shows where the rules let no free segment serve the request.
   const auto first = std::find_if(events.begin(), events.end(), [](const RecordedEvent& event) {
     return event.action != Action::kOther && event.action != Action::kOutOfMemory;
   });

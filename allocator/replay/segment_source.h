@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SegmentSource: who answers a heap's requests for segments at once. What a DirectHeap grows from.
+// SegmentSource: answers a heap's requests for segments at once. A DirectHeap grows from a SegmentSource.
 #ifndef VRAMBROKER_ALLOCATOR_REPLAY_SEGMENT_SOURCE_H_
 #define VRAMBROKER_ALLOCATOR_REPLAY_SEGMENT_SOURCE_H_
 
@@ -12,19 +12,19 @@
 
 namespace vrambroker {
 
-// Safe to call from any thread; called with no lock held.
+// Thread-safe; called with no lock held.
 class SegmentSource {
  public:
   virtual ~SegmentSource() = default;
 
-  // A segment of exactly `bytes`. Errors: as of BlockRequest::Deny().
+  // Returns a segment of exactly `bytes`. Errors: as of BlockRequest::Deny().
   virtual absl::StatusOr<AcquiredSegment> AcquireSegment(uint64_t bytes) = 0;
 
-  // Takes segments back, on whose streams work may still be under way. Returns how many of their bytes are available
-  // again; the rest follows when it can.
+  // Takes segments back; work on their streams may still be under way. Returns the bytes available again now. The rest
+  // follows when possible.
   virtual uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) = 0;
 
-  // Bytes that AcquireSegment could still hand out now, for the record of an out-of-memory event. Never blocks.
+  // Bytes left for AcquireSegment() now, for the record of an out-of-memory event. Never blocks.
   virtual uint64_t AvailableBytes() { return 0; }
 };
 

@@ -13,7 +13,7 @@
 namespace vrambroker {
 namespace {
 
-// Digits at the beginning of `text`, which lose them; at most four.
+// Reads at most four digits at the beginning of `text`, and removes them there.
 bool TakeNumber(absl::string_view* text, int* number) {
   size_t digits = 0;
   while (digits < text->size() && absl::ascii_isdigit(static_cast<unsigned char>((*text)[digits]))) ++digits;
@@ -63,7 +63,7 @@ AllocatorOptions SettingsTarget::Nearest(const AllocatorOptions& options) const 
   const AllocatorOptions defaults;
   nearest.max_split_bytes = std::max(options.max_split_bytes, least_max_split_bytes());
   if (!IsAtLeast(2, 14)) {
-    // Where it follows the size of large segments, it goes with that.
+    // A rounding equal to the size of large segments changes with the size.
     if (options.max_non_split_rounding_bytes == options.large_segment_bytes) {
       nearest.max_non_split_rounding_bytes = defaults.max_non_split_rounding_bytes;
     }
@@ -73,7 +73,7 @@ AllocatorOptions SettingsTarget::Nearest(const AllocatorOptions& options) const 
   }
   if (IsAtLeast(2, 6)) return nearest;
   nearest.max_non_split_rounding_bytes = defaults.max_non_split_rounding_bytes;
-  // No lists, and 1 does not round at all.
+  // Older releases have no lists, and 1 does not round at all.
   const auto& divisions = options.roundup_power2_divisions;
   const bool has_divisions =
       std::all_of(divisions.begin(), divisions.end(), [&](uint32_t each) { return each == divisions[0] && each != 1; });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SettingsTarget: who is to use allocator settings. Releases of PyTorch do not all have the same.
+// SettingsTarget: the user of allocator settings. Releases of PyTorch differ in settings.
 #ifndef VRAMBROKER_ALLOCATOR_REPLAY_SETTINGS_TARGET_H_
 #define VRAMBROKER_ALLOCATOR_REPLAY_SETTINGS_TARGET_H_
 
@@ -12,36 +12,36 @@
 
 namespace vrambroker {
 
-// vrambroker's own clients, or a release of PyTorch. What each has was read in the sources of 1.13.1, 2.6.0 and 2.14.1;
-// a release between two of them is taken to have what the earlier one has.
+// vrambroker's own clients, or a release of PyTorch. The settings of each were read in the sources of 1.13.1, 2.6.0 and
+// 2.14.1; a release in between is taken to have the settings of the earlier of the two around it.
 class SettingsTarget {
  public:
-  // vrambroker.
+  // Targets vrambroker.
   SettingsTarget() = default;
 
-  // "vrambroker", "torch-2.6" (2.6.1 and 2.6.0+cu124 are the same). InvalidArgument says what is accepted.
+  // Reads "vrambroker" or "torch-2.6" (also for 2.6.1 and 2.6.0+cu124). InvalidArgument lists the accepted texts.
   static absl::StatusOr<SettingsTarget> Parse(absl::string_view text);
   // REQUIRES: at least 1.13.
   static SettingsTarget Torch(int major, int minor);
-  // The oldest release that is known to have all of `options`; the newest one where none has.
+  // The oldest release known to have all of `options`; the newest release if none has.
   static SettingsTarget OldestTorchWith(const AllocatorOptions& options);
   static SettingsTarget NewestTorch() { return Torch(2, 14); }
 
-  // `options` with what it has in the place of each setting that it does not have: the default, or the least that it
-  // takes.
+  // Returns `options` with a substitute for each setting unknown to the target: the default, or the least value
+  // accepted.
   AllocatorOptions Nearest(const AllocatorOptions& options) const;
-  // Whether it takes all of `options` that are not the default.
+  // Whether the target takes all of `options` that differ from the default.
   bool Has(const AllocatorOptions& options) const { return Nearest(options) == options; }
   bool is_torch() const { return is_torch_; }
   uint64_t least_max_split_bytes() const { return is_torch_ && !IsAtLeast(2, 14) ? 21_MiB : 20_MiB; }
 
-  // What it is called: "vrambroker", "torch-2.6".
+  // Name of the target: "vrambroker", "torch-2.6".
   std::string name() const;
   std::string release() const;  // "2.6". REQUIRES: is_torch()
-  // How to give it `options`: "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64". Every release reads this name, and takes
-  // it before any newer one: an image may export it. vrambroker's clients read the same variables; where they find
-  // none, the daemon's settings apply, so that its defaults are named, too. `ignored`: AllocConf::ignored of what the
-  // line replaces.
+  // Returns a line that sets `options`: "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64". Every release reads the
+  // variable, and prefers it to newer variables: an image may export it. vrambroker's clients read the same variables;
+  // with none set, the daemon's settings apply, so vrambroker's defaults are named, too. `ignored`: AllocConf::ignored
+  // of the settings to replace.
   std::string Use(const AllocatorOptions& options, absl::string_view ignored = "") const;
 
  private:

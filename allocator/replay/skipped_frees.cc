@@ -19,7 +19,7 @@ RecordedEvent Derived(const RecordedEvent& event, Action action) {
   return derived;
 }
 
-// free_requested was skipped: a block that was allocated in the recording became free.
+// free_requested was skipped: a block allocated in the recording became free.
 bool SkipsRequests(const std::vector<RecordedEvent>& events) {
   absl::flat_hash_set<uint64_t> allocated;
   for (const RecordedEvent& event : events) {
@@ -29,8 +29,8 @@ bool SkipsRequests(const std::vector<RecordedEvent>& events) {
   return false;
 }
 
-// The blocks, by the index of their free_requested, that were free after it: they were allocated again, or are not in
-// use at the end.
+// Returns the blocks, by the index of their free_requested, that were free afterwards: allocated again, or not in use
+// at the end.
 std::vector<size_t> FreedByRequest(const std::vector<RecordedEvent>& events,
                                    const absl::flat_hash_set<uint64_t>& in_use, bool has_segments) {
   std::vector<size_t> freed;
@@ -43,7 +43,7 @@ std::vector<size_t> FreedByRequest(const std::vector<RecordedEvent>& events,
     }
     if (events[i].action == Action::kFreeRequested) requested[events[i].address] = i;
   }
-  // Without segments any of these may still wait; where some were free, the others are taken to be, too.
+  // Without segments, any remaining block may still wait. If some blocks were free, the rest are taken to be free, too.
   if (!has_segments && freed.empty()) return freed;
   for (const auto& [address, index] : requested) {
     if (!in_use.contains(address)) freed.push_back(index);

@@ -12,8 +12,8 @@ namespace {
 
 using Kind = PickleValue::Kind;
 
-// Finding a key takes as long as there are keys, and a few bytes of the pickle can refer to a dict once more. PyTorch
-// writes about ten.
+// Keys in a dict, at most: a search takes as long as there are keys, and a few bytes of the pickle can refer to a dict
+// once more. PyTorch writes about ten.
 constexpr size_t kMaxKeys = 256;
 
 }  // namespace
@@ -39,7 +39,7 @@ absl::StatusOr<absl::string_view> TextField(const PickleValue& dict, absl::strin
   return absl::string_view((*value)->AsString());
 }
 
-// Handles and addresses. PyTorch writes them as signed integers, so that those from 2^63 on are negative there.
+// Reads a handle or an address. PyTorch writes signed integers, so values from 2^63 on are negative there.
 absl::StatusOr<uint64_t> HandleField(const PickleValue& dict, absl::string_view path, absl::string_view key) {
   const absl::StatusOr<const PickleValue*> value = Field(dict, path, key);
   if (!value.ok()) return value.status();
@@ -60,7 +60,7 @@ absl::StatusOr<uint64_t> SizeField(const PickleValue& dict, absl::string_view pa
   } else {
     return WrongType(absl::StrCat(path, ".", key), **value, "an integer");
   }
-  // The allocator REQUIRES it, and a sum of sizes does not overflow before there are many.
+  // The allocator REQUIRES the limit, and a sum of sizes does not overflow before there are many.
   if (size >= kMaxRequestBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ".", key, ": ", size, " is not below 2^", std::countr_zero(kMaxRequestBytes)));

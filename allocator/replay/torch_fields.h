@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fields of PyTorch's snapshots, checked. InvalidArgument names the path of what is missing or of the wrong type:
-// "device_traces[0][17].action: missing". Safe to call from any thread.
+// Checked fields of PyTorch's snapshots. InvalidArgument names the path of a field missing or of the wrong type:
+// "device_traces[0][17].action: missing". Thread-safe.
 #ifndef VRAMBROKER_ALLOCATOR_REPLAY_TORCH_FIELDS_H_
 #define VRAMBROKER_ALLOCATOR_REPLAY_TORCH_FIELDS_H_
 
@@ -17,9 +17,9 @@ absl::Status WrongType(absl::string_view path, const PickleValue& value, absl::s
 
 absl::StatusOr<const PickleValue*> Field(const PickleValue& dict, absl::string_view path, absl::string_view key);
 absl::StatusOr<absl::string_view> TextField(const PickleValue& dict, absl::string_view path, absl::string_view key);
-// Handles and addresses.
+// Reads a handle or an address.
 absl::StatusOr<uint64_t> HandleField(const PickleValue& dict, absl::string_view path, absl::string_view key);
-// Below kMaxRequestBytes.
+// Reads a size below kMaxRequestBytes.
 absl::StatusOr<uint64_t> SizeField(const PickleValue& dict, absl::string_view path, absl::string_view key);
 absl::StatusOr<const PickleValue::Items*> ItemsField(const PickleValue& dict, absl::string_view path,
                                                      absl::string_view key);

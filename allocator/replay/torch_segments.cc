@@ -21,9 +21,9 @@ using Kind = PickleValue::Kind;
 
 constexpr size_t kMaxDevices = 128;
 
-// Finds the scope of a block by its "frames", which begin with the innermost one. A frame without a file is a scope
-// that the program named; all of these count. Of the stack only kPlaces frames do: the innermost ones of Python files,
-// which say more than those of the allocator and of PyTorch's C++ code, or else the innermost ones.
+// Finds the scope of a block by its "frames", innermost first. A frame without a file is a scope named by the program,
+// and always counts. From the stack only kPlaces frames count: the innermost in Python files, more telling than frames
+// of the allocator and of PyTorch's C++ code, or else the innermost.
 class BlockScopes {
  public:
   explicit BlockScopes(ScopeTable* scopes) : scopes_(scopes) {}
@@ -31,7 +31,7 @@ class BlockScopes {
   ScopeId operator()(const PickleValue& block) {
     const PickleValue* const frames = scopes_ == nullptr ? nullptr : block.Find("frames");
     if (frames == nullptr || frames->kind() != Kind::kList || frames->AsItems().empty()) return 0;
-    // Blocks of one stack share the list.
+    // Blocks of a stack share the list.
     const auto [known, is_new] = known_.try_emplace(&frames->AsItems(), ScopeId{0});
     if (is_new) known->second = Find(frames->AsItems());
     return known->second;
@@ -86,7 +86,7 @@ absl::StatusOr<BlockState> StateField(const PickleValue& block, absl::string_vie
   const absl::StatusOr<absl::string_view> state = TextField(block, path, "state");
   if (!state.ok()) return state.status();
   if (*state == "active_allocated") return BlockState::kAllocated;
-  // The second is what PyTorch wrote before 2.0.
+  // active_awaiting_free is from PyTorch before 2.0.
   if (*state == "active_pending_free" || *state == "active_awaiting_free") return BlockState::kPendingFree;
   if (*state == "inactive") return BlockState::kFree;
   return absl::InvalidArgumentError(absl::StrCat(path, ".state: \"", absl::Utf8SafeCHexEscape(state->substr(0, 40)),
@@ -98,7 +98,7 @@ absl::StatusOr<BlockState> StateField(const PickleValue& block, absl::string_vie
 absl::StatusOr<TorchSegments> ReadTorchSegments(const PickleValue::Items& segments, int device, ScopeTable* scopes) {
   TorchSegments result;
   BlockScopes scope_of(scopes);
-  // Lists of blocks that several segments share would make a small file take for ever; no real snapshot has them.
+  // Lists of blocks shared by several segments would make a small file take for ever; no real snapshot has any.
   absl::flat_hash_set<const PickleValue::Items*> seen;
   for (size_t i = 0; i < segments.size(); ++i) {
     const PickleValue& from = segments[i];
@@ -136,7 +136,7 @@ absl::StatusOr<TorchSegments> ReadTorchSegments(const PickleValue::Items& segmen
       ++result.in_private_pools;
     }
     SegmentSnapshot segment = {.address = *address, .bytes = *bytes, .pool = pool, .stream = *stream};
-    // As PyTorch's viewer does: older snapshots have no addresses of blocks.
+    // Adds up sizes, as PyTorch's viewer does: older snapshots have no addresses of blocks.
     uint64_t offset = 0;
     for (size_t j = 0; j < (*blocks)->size(); ++j) {
       const PickleValue& block = (**blocks)[j];
@@ -186,7 +186,7 @@ absl::StatusOr<std::vector<HeapSnapshot>> HeapsOfTorchSnapshot(const PickleValue
       traces != nullptr && (traces->kind() == Kind::kList || traces->kind() == Kind::kTuple)) {
     devices = traces->AsItems().size();
   }
-  // Each list is read once, whatever device it is of: see above.
+  // Refuses lists shared across devices, too: see above.
   absl::flat_hash_set<const PickleValue::Items*> seen;
   for (size_t i = 0; i < (*segments)->size(); ++i) {
     const std::string path = absl::StrCat("segments[", i, "]");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The segments of PyTorch's memory snapshots, read.
+// Reader for the segments of PyTorch's memory snapshots.
 #ifndef VRAMBROKER_ALLOCATOR_REPLAY_TORCH_SEGMENTS_H_
 #define VRAMBROKER_ALLOCATOR_REPLAY_TORCH_SEGMENTS_H_
 
@@ -17,18 +17,18 @@ namespace vrambroker {
 // The segments of a device at the end of the recording.
 struct TorchSegments {
   std::vector<SegmentSnapshot> segments;  // by address
-  bool are_expandable = false;            // some of them
+  bool are_expandable = false;            // at least one of them
   uint64_t in_private_pools = 0;          // COUNT
 };
 
-// The segments of one device (its ordinal). Blocks have the scope in which they were allocated when `scopes` is given:
-// what the program named, and within it the place in the program (see torch_segments.cc). InvalidArgument names the
-// path of what is missing or of the wrong type: "segments[3].blocks[0].size: missing". Safe to call from any thread.
+// Reads the segments of a device (its ordinal). With `scopes`, a block has the scope of its allocation: the names given
+// by the program, and within them the place in the program (see torch_segments.cc). InvalidArgument names the path of a
+// field missing or of the wrong type: "segments[3].blocks[0].size: missing". Thread-safe.
 absl::StatusOr<TorchSegments> ReadTorchSegments(const PickleValue::Items& segments, int device,
                                                 ScopeTable* scopes = nullptr);
 
-// The heaps of a snapshot, by device: as many as there are devices with segments or events. Without history. The
-// devices that the file has nothing of are empty. InvalidArgument as above.
+// Reads the heaps of a snapshot by device, up to the last device with segments or events. Without history. Devices
+// absent from the file are empty. InvalidArgument as above.
 absl::StatusOr<std::vector<HeapSnapshot>> HeapsOfTorchSnapshot(const PickleValue& snapshot);
 
 }  // namespace vrambroker

@@ -15,10 +15,10 @@ namespace {
 
 using Kind = PickleValue::Kind;
 
-// One shared copy of each text, so that a million entries do not hold a million times "action".
+// Texts: a shared copy of each text, so that a million entries do not hold "action" a million times.
 class Texts {
  public:
-  // `text` is a literal, or outlives this object.
+  // REQUIRES: `text` is a literal, or outlives the Texts.
   PickleValue operator()(absl::string_view text) {
     PickleValue& value = values_[text];
     if (value.kind() == Kind::kNone) value = PickleValue::String(text);
@@ -85,8 +85,8 @@ class Rewind {
     }
   }
 
-  // False when the state after `event` cannot have come from it in a way that the viewer survives. An allocation of a
-  // block that is not there any more it does survive.
+  // Returns false when `event` cannot have led to the present state in a way tolerated by the viewer. The viewer
+  // tolerates an allocation whose block is missing.
   bool Undo(const HistoryEvent& event) {
     switch (event.action) {
       case HistoryAction::kAllocate:
@@ -132,7 +132,7 @@ class Rewind {
   }
 
   std::map<uint64_t, uint64_t> segments_;  // address to size
-  std::map<uint64_t, bool> blocks_;        // in use: address to whether its free is pending
+  std::map<uint64_t, bool> blocks_;        // in use: address to whether a free is pending
 };
 
 // The "frames" of each scope, made once: a list of thousands of blocks has few scopes.
@@ -167,7 +167,7 @@ class Frames {
   const absl::Span<const Scope> scopes_;
   Texts& text_;
   std::vector<PickleValue> lists_;   // by scope
-  std::vector<PickleValue> frames_;  // by scope: the innermost one
+  std::vector<PickleValue> frames_;  // by scope: innermost frame
 };
 
 PickleValue TorchSegment(const SegmentSnapshot& segment, int64_t device, Texts& text, Frames& frames) {
@@ -206,8 +206,8 @@ PickleValue TorchSegment(const SegmentSnapshot& segment, int64_t device, Texts& 
   });
 }
 
-// Without "frames" where there is no scope, as PyTorch does when it records no stacks.
-// "block_size" is ours: a reader that starts in the middle needs it (RewindHeap()), and others leave it alone.
+// Leaves "frames" out without a scope, as PyTorch does when recording no stacks. "block_size" is ours: for readers
+// starting in the middle (RewindHeap()), and ignored by the rest.
 PickleValue TorchEntry(const HistoryEvent& event, Texts& text, Frames& frames) {
   PickleValue::Pairs pairs = {
       {text("action"), text(ActionName(event.action))},

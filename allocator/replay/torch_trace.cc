@@ -30,27 +30,27 @@ using Kind = PickleValue::Kind;
 
 using Action = RecordedEvent::Action;
 
-// Converts one device's entries. See Convert() for how each becomes operations.
+// Converts the entries of a device. See Convert() for the operations made from an entry.
 class TraceMaker {
  public:
   absl::Status ReadEntries(const PickleValue::Items& items, absl::string_view path);
   absl::Status Convert();
-  // Takes over what the device has at the end.
+  // Takes over the segments at the end.
   void TakeSegments(TorchSegments segments);
   void ReadSettings(const PickleValue& snapshot);
-  // Finds the release of PyTorch that wrote it. REQUIRES: the entries and settings were read.
+  // Finds the release of PyTorch that wrote the snapshot. REQUIRES: the entries and settings were read.
   void FindWriter(const PickleValue& snapshot);
-  // Adds the events of frees that were skipped. REQUIRES: the entries and segments were read.
+  // Adds skipped events of frees. REQUIRES: the entries and segments were read.
   void AddSkipped();
-  // The heap at the beginning becomes the start of the trace. REQUIRES: the entries, segments and settings were read.
+  // Makes the heap at the beginning the trace's start. REQUIRES: the entries, segments and settings were read.
   absl::Status Rewind(absl::string_view path);
-  // `traces`: those of all devices.
+  // `traces`: of all devices.
   absl::StatusOr<Trace> Finish(absl::string_view path, int device, const PickleValue::Items& traces);
 
  private:
   struct Live {
     uint32_t id = 0;
-    bool pending = false;  // freed, and `stand_in` keeps it
+    bool pending = false;  // freed, and kept by `stand_in`
     Stream stand_in = 0;
   };
 
@@ -65,7 +65,7 @@ class TraceMaker {
   Stream TakeStandIn();
   bool KnowsSegments() const { return has_segments_ && !expandable_segments_ && maps_ == 0; }
   void CompareWithRecording();
-  // `one` where the count is 1. Both go on after the number.
+  // Adds a note, worded by `one` for a count of 1. Both texts go on after the number.
   void Note(uint64_t count, absl::string_view one, absl::string_view many) {
     if (count > 0) trace_.notes.push_back(absl::StrCat(count, " ", count == 1 ? one : many));
   }
@@ -75,11 +75,11 @@ class TraceMaker {
   absl::flat_hash_set<Stream> streams_;          // of the entries
   absl::flat_hash_map<uint64_t, Live> live_;     // by address
   absl::flat_hash_set<uint64_t> unknown_freed_;  // free requested, allocated before the first entry
-  bool has_segments_ = false;                    // the snapshot has
+  bool has_segments_ = false;                    // the snapshot has segments
   std::vector<SegmentSnapshot> segments_;        // at the end, by address
   bool expandable_segments_ = false;
-  AllocatorOptions settings_;                        // of the recording, where they were understood
-  AllocatorOptions options_;                         // the same without the memory fraction
+  AllocatorOptions settings_;                        // of the recording, as far as understood
+  AllocatorOptions options_;                         // `settings_` without the memory fraction
   absl::flat_hash_map<uint64_t, uint32_t> numbers_;  // of segments, by address
   uint32_t next_number_ = 0;
   uint64_t recorded_peak_reserved_ = 0;
@@ -88,7 +88,7 @@ class TraceMaker {
 
   uint64_t pending_frees_ = 0;
   uint64_t unknown_frees_ = 0;
-  absl::flat_hash_set<uint32_t> failed_;  // ids of what stands for failed allocations
+  absl::flat_hash_set<uint32_t> failed_;  // ids of failed allocations
   uint64_t reused_ = 0;
   uint64_t repeated_frees_ = 0;
   uint64_t empty_ = 0;
@@ -166,8 +166,8 @@ absl::StatusOr<uint32_t> TraceMaker::Allocate(uint64_t bytes, Stream stream) {
   return id;
 }
 
-// Stand-ins are counted down from 2^64-1, past every number that the entries use. Each keeps one block only, so the
-// blocks become free in whatever order they did; when its block is free, it may keep the next one.
+// Stand-ins count down from 2^64-1, past every number used by the entries. A stand-in keeps one block at a time, so
+// blocks become free in any order; afterwards the stand-in may keep another block.
 Stream TraceMaker::TakeStandIn() {
   if (!spare_stand_ins_.empty()) {
     const Stream stream = spare_stand_ins_.back();
@@ -179,7 +179,7 @@ Stream TraceMaker::TakeStandIn() {
 }
 
 void TraceMaker::GiveBack(const RecordedEvent& entry) {
-  // Without segments in the snapshot there is nothing to number them by.
+  // Without segments in the snapshot there are no numbers.
   const auto number = numbers_.find(entry.address);
   if (number == numbers_.end()) return;
   Emit(TraceOp::Kind::kGiveBack, number->second, entry.bytes, 0);
@@ -202,14 +202,15 @@ void TraceMaker::Complete(const Live& block) {
 }
 
 // alloc             an allocation.
-// free_requested    followed at once by its free_completed: a free. Otherwise another stream used the block: which, and
-//                   when, is not recorded, so a stand-in stream uses it just before the free, and is done where the
-//                   block became free. PyTorch notices that at the start of an allocation, and so does a replay.
-// oom               an allocation that is freed at once: where it fails again it leaves what it left then (an emptied
-//                   cache); where the replay has more room, no block stays that nobody would ever free.
-// segment_free      gives that segment back; after a run that left no wholly free segment: gives all back. Where the
-//                   allocation that follows would have done so by itself, it finds that done.
-// everything else   nothing: which segments are obtained follows from the allocations.
+// free_requested    followed at once by free_completed: a free. Otherwise another stream used the block. Stream and
+//                   time are not recorded, so a stand-in stream uses the block just before the free, and is done where
+//                   the block became free. PyTorch notices finished streams at the start of an allocation, and so does
+//                   a replay.
+// oom               an allocation freed at once. A failure leaves the heap as in the recording (an emptied cache). With
+//                   more room in the replay, no block stays without anyone to free it.
+// segment_free      gives the segment back; after a run that left no wholly free segment: gives all back. An allocation
+//                   that would have done so by itself finds that done.
+// everything else   nothing: the allocations determine the segments obtained.
 absl::Status TraceMaker::Convert() {
   // Each entry makes at most two operations.
   trace_.ops.reserve(entries_.size());
@@ -219,7 +220,7 @@ absl::Status TraceMaker::Convert() {
       case Action::kAllocate: {
         unknown_freed_.erase(entry.address);
         if (const auto old = live_.find(entry.address); old != live_.end()) {
-          // Its free is missing. It must have happened before this.
+          // The old block's free is missing, and must have happened before.
           ++reused_;
           if (old->second.pending) {
             Complete(old->second);
@@ -249,7 +250,7 @@ absl::Status TraceMaker::Convert() {
         }
         const bool at_once = i + 1 < entries_.size() && entries_[i + 1].action == Action::kFreeCompleted &&
                              entries_[i + 1].address == entry.address;
-        // At once: the next entry does it.
+        // At once: the next entry frees the block.
         if (!at_once) {
           FreePending(block->second);
           ++pending_frees_;
@@ -304,7 +305,7 @@ void TraceMaker::TakeSegments(TorchSegments segments) {
   for (const SegmentSnapshot& segment : segments_) streams_.insert(segment.stream);
 }
 
-// Best effort: only sizes that were not recorded depend on them, and PyTorch has settings that are not known here.
+// Best effort: only unrecorded sizes depend on the settings, and PyTorch has settings unknown here.
 void TraceMaker::ReadSettings(const PickleValue& snapshot) {
   const PickleValue* settings = snapshot.Find("allocator_settings");
   const PickleValue* text = settings == nullptr ? nullptr : settings->Find("PYTORCH_CUDA_ALLOC_CONF");
@@ -317,7 +318,7 @@ void TraceMaker::ReadSettings(const PickleValue& snapshot) {
   }
   settings_ = conf->options;
   options_ = conf->options;
-  // The fraction is of a device whose size is not known. What the limit did is in the events.
+  // The fraction is of a device of unknown size. Effects of the limit are in the events.
   options_.per_process_memory_fraction = 1.0;
   trace_.recorded_options = options_;
   trace_.left_out = {.per_process_memory_fraction = settings_.per_process_memory_fraction, .ignored = conf->ignored};
@@ -325,7 +326,7 @@ void TraceMaker::ReadSettings(const PickleValue& snapshot) {
 
 void TraceMaker::FindWriter(const PickleValue& snapshot) {
   const auto has_size = [](const RecordedEvent& entry) { return entry.block_bytes != 0; };
-  if (std::any_of(entries_.begin(), entries_.end(), has_size)) return;  // vrambroker's: PyTorch does not write it
+  if (std::any_of(entries_.begin(), entries_.end(), has_size)) return;  // vrambroker's: PyTorch writes no block sizes
   const PickleValue* const settings = snapshot.Find("allocator_settings");
   TraceWriter writer;
   if (settings == nullptr) {
@@ -357,7 +358,7 @@ absl::Status TraceMaker::Rewind(absl::string_view path) {
   if (!heap.ok()) {
     const auto end = entries_.begin() + static_cast<std::ptrdiff_t>(failed);
     auto recorded = std::count_if(entries_.begin(), end, [](const RecordedEvent& e) { return !e.is_derived; });
-    // A derived event follows the event from which it was derived.
+    // A derived event follows its recorded event.
     if (end->is_derived && end->action == Action::kFreeCompleted) --recorded;
     return absl::InvalidArgumentError(absl::StrCat(
         path, "[", recorded, "]: ", heap.status().message(),
@@ -394,7 +395,7 @@ absl::Status TraceMaker::Rewind(absl::string_view path) {
   return absl::OkStatus();
 }
 
-// What a replay with the recorded settings makes of it, against what was recorded: never a wrong figure silently.
+// Compares a replay with the recorded settings to the recording: never a wrong figure silently.
 void TraceMaker::CompareWithRecording() {
   if (!KnowsSegments()) return;
   uint64_t reserved = 0;
@@ -403,7 +404,7 @@ void TraceMaker::CompareWithRecording() {
     reserved += segment.bytes;
     for (const BlockSnapshot& block : segment.blocks) active += block.state == BlockState::kFree ? 0 : block.bytes;
   }
-  // An allocation asks each stand-in whether it is done.
+  // An allocation polls each stand-in.
   constexpr uint64_t kMostQuestions = 20'000'000;
   const uint64_t stand_ins = std::numeric_limits<Stream>::max() - next_stand_in_;
   if (stand_ins > kMostQuestions / std::max<uint64_t>(trace_.ops.size(), 1)) {
@@ -429,8 +430,8 @@ void TraceMaker::CompareWithRecording() {
   compare("the memory in use at the end", stats.active_bytes.all.current, active);
 }
 
-// "device 1 has 60 events: give --device 1", of devices other than `but`; empty when none has any. A snapshot is an
-// event of each device.
+// Returns "device 1 has 60 events: give --device 1" for devices other than `but`; empty when none has any. A snapshot
+// is an event of each device.
 std::string OthersWithEvents(const PickleValue::Items& traces, int but) {
   std::vector<std::string> devices;
   size_t first = 0;

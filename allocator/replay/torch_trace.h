@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PyTorch's memory snapshots (torch.cuda.memory._dump_snapshot): a trace made of one.
+// Converter from PyTorch's memory snapshots (torch.cuda.memory._dump_snapshot) to traces.
 #ifndef VRAMBROKER_ALLOCATOR_REPLAY_TORCH_TRACE_H_
 #define VRAMBROKER_ALLOCATOR_REPLAY_TORCH_TRACE_H_
 
@@ -10,9 +10,9 @@
 
 namespace vrambroker {
 
-// The events of one device (its ordinal) as a trace that can be replayed. What was left out or guessed is in the
-// trace's notes. InvalidArgument names the path of what is missing or of the wrong type:
-// "device_traces[0][17].action: missing". Safe to call from any thread.
+// Converts the events of a device (its ordinal) to a trace for replays. The trace's notes list everything left out or
+// guessed. InvalidArgument names the path of a field missing or of the wrong type: "device_traces[0][17].action:
+// missing". Thread-safe.
 absl::StatusOr<Trace> TraceFromTorchSnapshot(const PickleValue& snapshot, int device);
 
 }  // namespace vrambroker

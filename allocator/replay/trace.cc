@@ -25,9 +25,9 @@
 namespace vrambroker {
 namespace {
 
-constexpr size_t kMaxFileBytes = size_t{1} << 30;  // a small gzip file may unpack to anything
+constexpr size_t kMaxFileBytes = size_t{1} << 30;  // a small gzip file may unpack to any size
 
-// Reads one line at a time, and remembers which ids name what.
+// Reads one line at a time, and remembers the meaning of ids.
 class TextParser {
  public:
   absl::Status Parse(absl::string_view line) {
@@ -164,7 +164,7 @@ class TextParser {
     return absl::OkStatus();
   }
 
-  // For messages: short, and nothing that a terminal would obey.
+  // For messages: short, and harmless to a terminal.
   static std::string Shown(absl::string_view word) { return absl::Utf8SafeCHexEscape(word.substr(0, 40)); }
 
   absl::Status StreamNumber(absl::string_view word, TraceOp& op) {
@@ -301,7 +301,7 @@ absl::StatusOr<Trace> ReadTraceFile(const std::string& path, int device) {
   const absl::StatusOr<std::string> bytes = ReadMaybeGzipped(path);
   if (!bytes.ok()) return bytes.status();
   absl::StatusOr<Trace> trace;
-  // Every pickle since protocol 2 begins with this opcode, and no text does.
+  // Opcode at the beginning of every pickle since protocol 2, and of no text.
   if (!bytes->empty() && (*bytes)[0] == '\x80') {
     const absl::StatusOr<PickleValue> snapshot = ReadPickle(*bytes);
     trace = snapshot.ok() ? TraceFromTorchSnapshot(*snapshot, device) : snapshot.status();

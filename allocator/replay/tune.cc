@@ -24,14 +24,14 @@ ReplayConfig On(ReplayConfig config, uint64_t device_bytes) {
   return config;
 }
 
-// PyTorch's defaults within the same limit: how much memory there is, is no setting to compare.
+// PyTorch's defaults within the given limit: the amount of memory is no setting to compare.
 AllocatorOptions DefaultsFor(const AllocatorOptions& given) {
   AllocatorOptions defaults;
   defaults.per_process_memory_fraction = given.per_process_memory_fraction;
   return defaults;
 }
 
-// How many settings differ from the default; the grid lists simple ones first.
+// Counts settings that differ from the default; the grid lists simple settings first.
 int Complexity(const AllocatorOptions& options) {
   const AllocatorOptions defaults;
   return (options.max_split_bytes != defaults.max_split_bytes) +
@@ -41,7 +41,7 @@ int Complexity(const AllocatorOptions& options) {
          (options.garbage_collection_threshold != defaults.garbage_collection_threshold);
 }
 
-// The best of `candidates` by `key` that beat `baseline`, one for each result.
+// Returns the best of `candidates` by `key` that beat `baseline`, one for each result.
 template <typename Key>
 std::vector<TuneCandidate> Best(const std::vector<TuneCandidate>& candidates, const TuneCandidate& baseline,
                                 const Key& key) {
@@ -49,7 +49,7 @@ std::vector<TuneCandidate> Best(const std::vector<TuneCandidate>& candidates, co
   for (const TuneCandidate& candidate : candidates) {
     if (key(candidate) < key(baseline)) better.push_back(&candidate);
   }
-  // Stable: the grid has the simple ones first.
+  // Stable: the grid has the simple settings first.
   std::stable_sort(better.begin(), better.end(), [&](const auto* a, const auto* b) { return key(*a) < key(*b); });
   std::vector<TuneCandidate> best;
   std::set<decltype(key(baseline))> seen;
@@ -108,7 +108,7 @@ std::optional<uint64_t> SmallestDevice(const Trace& trace, const ReplayConfig& c
   };
   const ReplaySummary summary = SummarizeReplay(trace, config);
   if (summary.ooms > 0) return std::nullopt;
-  // Enough is what was reserved at most, unless a fraction of the device sets the limit.
+  // The peak of reserved bytes is enough, unless a fraction of the device sets the limit.
   uint64_t too_small = 0;
   uint64_t enough = RoundUpTo(summary.peak_reserved_bytes, kSegmentGranuleBytes) / kSegmentGranuleBytes;
   if (enough == 0) return 0;
@@ -129,7 +129,7 @@ TuneResult Tune(const Trace& trace, const ReplayConfig& config, const SettingsTa
                 const std::function<bool()>& may_go_on) {
   const std::vector<AllocatorOptions> grid = TuneGrid(config, target);
   TuneResult result;
-  // The second part of the work: the baseline and those that are shown, each on smaller devices.
+  // Second part of the work: baseline and shown candidates, each on smaller devices.
   const size_t total = grid.size() + 2 + 2 * TuneResult::kBest;
 
   result.baseline = {.options = config.options, .summary = SummarizeReplay(trace, config)};
@@ -170,7 +170,7 @@ TuneResult Tune(const Trace& trace, const ReplayConfig& config, const SettingsTa
   for (const uint64_t percent : {95, 90, 80}) {
     const uint64_t granules = result.baseline.summary.peak_reserved_bytes / kSegmentGranuleBytes;
     const uint64_t bytes = granules * percent / 100 * kSegmentGranuleBytes;
-    // Of a few segments two of these are the same, or nothing.
+    // With few segments, sizes may be equal or 0.
     const bool is_new = result.smaller_devices.empty() || result.smaller_devices.back() != bytes;
     if (bytes != 0 && is_new) result.smaller_devices.push_back(bytes);
   }
