@@ -41,7 +41,7 @@ static const struct unit durations[] = {
 };
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
-/* What a text is read as: for messages. */
+/* Kind of an amount, for messages. */
 struct kind {
   const char* what;
   const char* forms;
@@ -85,7 +85,7 @@ static size_t length_of(struct span span) {
   return (size_t)(span.end - span.at);
 }
 
-/* Digits with a point among them, or before them. */
+/* Digits, perhaps with a point between or before. */
 struct number {
   struct span whole;
   struct span decimals;
@@ -99,7 +99,7 @@ static struct span take_digits(struct span* text) {
   return digits;
 }
 
-/* Returns NULL, or what is wrong. */
+/* Returns NULL, or a description of the fault. */
 static const char* take_number(struct span* text, struct number* number) {
   if (text->at == text->end) return "it is empty";
   if (*text->at == '-') return "it is negative";
@@ -154,7 +154,7 @@ static int is_named(const char* unit, struct span name) {
   return name.at == name.end && *unit == '\0';
 }
 
-/* 0: there is none of this name. */
+/* Returns 0 for an unknown name. */
 static uint64_t find_factor(const struct unit* units, size_t count, struct span name) {
   for (size_t i = 0; i < count; i++) {
     if (is_named(units[i].name, name)) return units[i].factor;
@@ -198,7 +198,7 @@ static const char* read_share(struct span text, double* share) {
   for (const char* at = number.whole.at; at < number.whole.end; at++) value = value * 10 + digit(at);
   const uint64_t most = is_percent ? 100 : 1;
   if (value > most || (value == most && !has_only_zeros(number.decimals))) return too_much;
-  /* Further digits are beyond what a double tells apart, and more would not fit. */
+  /* Drops digits beyond the precision of a double; more would not fit, either. */
   const size_t most_digits = is_percent ? 16 : 18;
   if (length_of(number.decimals) > most_digits) number.decimals.end = number.decimals.at + most_digits;
   for (const char* at = number.decimals.at; at < number.decimals.end; at++) {
@@ -241,7 +241,7 @@ static const char* read_duration(struct span text, uint64_t* nanoseconds) {
 
 /* ---- Messages ---- */
 
-/* So much of a text as a message repeats, in whole characters of UTF-8. */
+/* Length of a text as repeated in messages, in whole characters of UTF-8. */
 static int shown(const char* text, size_t length) {
   enum { MOST = 60 };
   if (length <= MOST) return (int)length;

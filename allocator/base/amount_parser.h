@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The one grammar of sizes, shares and durations, for all programs and libraries: deploy/GLOSSARY.md, "Sizes, shares
- * and durations". Plain C, without the locale, since the preload library compiles it, too.
+ * The only grammar of sizes, shares and durations, for all programs and libraries: deploy/GLOSSARY.md, "Sizes, shares
+ * and durations". Plain C, without the locale, since the preload library compiles the file, too.
  */
 #ifndef VRAMBROKER_ALLOCATOR_BASE_AMOUNT_PARSER_H_
 #define VRAMBROKER_ALLOCATOR_BASE_AMOUNT_PARSER_H_
@@ -28,7 +28,7 @@ VRAMBROKER_HIDDEN int amount_read_share(const char* text, size_t length, double*
 struct amount_limit {
   int is_share;
   double share;   /* of the capacity */
-  uint64_t bytes; /* where it is no share */
+  uint64_t bytes; /* if not a share */
 };
 
 /* A share or a size. Refuses a number from 1 to 1048575 without a unit: "80" may mean 80% or 80GiB. */
@@ -39,7 +39,7 @@ VRAMBROKER_HIDDEN int amount_read_limit(const char* text, size_t length, struct 
 VRAMBROKER_HIDDEN int amount_read_duration(const char* text, size_t length, uint64_t* nanoseconds,
                                            char why[AMOUNT_WHY_BYTES]);
 
-/* The same in milliseconds, rounded up: a short time is not none. */
+/* A duration in milliseconds, rounded up: a short time does not become 0. */
 VRAMBROKER_HIDDEN int amount_read_milliseconds(const char* text, size_t length, uint64_t* milliseconds,
                                                char why[AMOUNT_WHY_BYTES]);
 

@@ -13,17 +13,17 @@
 
 namespace vrambroker {
 
-// Every error is InvalidArgument: "'8X' is not a size: its unit is unknown; write ...".
+// Returns InvalidArgument for every error: "'8X' is not a size: its unit is unknown; write ...".
 
 // "0.4", "40%", 0 to 1.
 absl::StatusOr<double> ParseShare(absl::string_view text);
 
-// A size in bytes, or a share of something. Refuses "80": 80% or 80GiB?
+// A size in bytes, or a share. Refuses "80": 80% or 80GiB?
 absl::StatusOr<std::variant<uint64_t, double>> ParseSizeOrShare(absl::string_view text);
 
 // "30s", "10min", "1h30m", "0".
 absl::StatusOr<absl::Duration> ParseTime(absl::string_view text);
-// The same in milliseconds, rounded up: a short time is not none.
+// ParseTime() in milliseconds, rounded up: a short time does not become 0.
 absl::StatusOr<int64_t> ParseMilliseconds(absl::string_view text);
 
 }  // namespace vrambroker

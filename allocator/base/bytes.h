@@ -27,15 +27,14 @@ constexpr uint64_t RoundUpTo(uint64_t bytes, uint64_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-// Reads "8G", "8GiB", "512 MiB", "1.5GiB", "24GB" (10^9), "2097152" or "2097152B"; parts of a byte are dropped. The
-// grammar is amount_parser.h's. InvalidArgument names what is wrong, and the accepted forms.
+// Reads "8G", "8GiB", "512 MiB", "1.5GiB", "24GB" (10^9), "2097152" or "2097152B"; drops parts of a byte.
+// amount_parser.h has the grammar. InvalidArgument names the fault and the accepted forms.
 absl::StatusOr<uint64_t> ParseBytes(absl::string_view text);
 
 // "512 B", "1.50 KiB", "20.00 MiB": the largest unit in which the value is at least 1, two decimals.
 std::string FormatBytes(uint64_t bytes);
 
-// "2.00 GiB", and "2147483649 B (2.00 GiB)" where two decimals do not say it all: for messages in which one byte
-// decides.
+// "2.00 GiB", or "2147483649 B (2.00 GiB)" where two decimals lose something: for messages in which one byte decides.
 std::string FormatBytesExactly(uint64_t bytes);
 
 }  // namespace vrambroker

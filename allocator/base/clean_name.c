@@ -9,7 +9,7 @@ int name_allows(char c) {
          (c != '\0' && strchr("._-/:@", c) != NULL);
 }
 
-/* A byte of UTF-8 after the first one of its character. */
+/* Whether `c` is a byte of UTF-8 after the first byte of a character. */
 static int continues(char c) {
   return ((unsigned char)c & 0xc0U) == 0x80U;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Names of sessions, made such as the daemon takes them. Plain C, since the preload library compiles it, too.
+ * Cleans names of sessions for the daemon. Plain C, since the preload library compiles the file, too.
  */
 #ifndef VRAMBROKER_ALLOCATOR_BASE_CLEAN_NAME_H_
 #define VRAMBROKER_ALLOCATOR_BASE_CLEAN_NAME_H_
@@ -16,7 +16,7 @@ enum { NAME_BYTES = 64, NAME_NOTE_BYTES = 192 }; /* with the NUL */
 /* Letters, digits and . _ - / : @ */
 __attribute__((visibility("hidden"))) int name_allows(char c);
 
-/* `text` with _ for each other character, cut. 1: it is another one, and `note` says so to people. */
+/* Copies `text`, with _ for each character not allowed, and cut. Returns 1 if the name differs: `note` says so. */
 __attribute__((visibility("hidden"))) int name_clean(const char* text, size_t length, char name[NAME_BYTES],
                                                      char note[NAME_NOTE_BYTES]);
 

@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kWidth = 80;
 constexpr size_t kLabelWidth = 24;
 
-// Appends `text` in lines that end before kWidth. The cursor is in column `at`; further lines start in column `indent`.
+// Appends `text` in lines ending before kWidth. The cursor is in column `at`; further lines start in column `indent`.
 void AppendWrapped(const std::string& text, size_t at, size_t indent, std::string* out) {
   bool first = true;
   for (const absl::string_view word : absl::StrSplit(text, ' ')) {
@@ -55,7 +55,7 @@ std::string LabelOf(const CLI::Option& option) {
   for (const std::string& name : option.get_snames()) names.push_back(absl::StrCat("-", name));
   for (const std::string& name : option.get_lnames()) names.push_back(absl::StrCat("--", name));
   if (option.get_items_expected_max() == 0) return absl::StrJoin(names, ", ");
-  const std::string type = option.get_type_name();  // with what it must be one of: "FORMAT:{text,json}"
+  const std::string type = option.get_type_name();  // with accepted values: "FORMAT:{text,json}"
   return absl::StrCat(absl::StrJoin(names, ", "), " ", type.substr(0, type.find(":{")));
 }
 
@@ -78,7 +78,7 @@ std::vector<const CLI::Option*> Arguments(const CLI::App& app) {
   return app.get_options([](const CLI::Option* option) { return option->get_positional(); });
 }
 
-// The option of the app, or of one of its commands; nullptr: there is none.
+// Finds an option of the app, or of one of its commands; nullptr: there is none.
 const CLI::Option* FindOption(const CLI::App& app, const std::string& name) {
   if (const CLI::Option* option = app.get_option_no_throw(name); option != nullptr) return option;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
@@ -91,7 +91,7 @@ bool TakesValue(const CLI::Option* option) {
   return option != nullptr && option->get_items_expected_max() > 0;
 }
 
-// CLI11 takes the next word as the value of an option, whatever it is.
+// Refuses an option's name as the value of an option: CLI11 takes the next word, anything at all.
 void CheckValues(const CLI::App& app, const std::vector<std::string>& words) {
   for (size_t i = 0; i + 1 < words.size() && words[i] != "--"; ++i) {
     const std::string name = SpellOptions(app, {words[i]}).front();
@@ -106,7 +106,7 @@ void CheckValues(const CLI::App& app, const std::vector<std::string>& words) {
 std::string UsageOf(const CLI::App& app) {
   const bool has_commands = !app.get_subcommands([](const CLI::App*) { return true; }).empty();
   std::string usage = absl::StrCat(FullName(app), has_commands ? " COMMAND [ARGUMENTS]" : "");
-  std::string last;  // what stands behind the options
+  std::string last;  // argument behind the options
   for (const CLI::Option* argument : Arguments(app)) {
     const std::string name = argument->get_type_name();
     if (absl::StartsWith(name, "-- ")) {
@@ -124,7 +124,7 @@ void AppendArguments(const CLI::App& app, std::string* out) {
   }
 }
 
-// A section for each command below `app`: its arguments and its own options.
+// Appends a section for each command below `app`: its arguments and its own options.
 void AppendCommands(const CLI::App& app, std::string* out) {
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     absl::StrAppend(out, "\nCommand ", command->get_name(), ":\n  $ ", UsageOf(*command), "\n\n");
@@ -176,7 +176,7 @@ void ParseCommandLine(CLI::App& app, int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
   CheckValues(app, words);
   std::vector<std::string> spelled = SpellOptions(app, words);
-  std::reverse(spelled.begin(), spelled.end());  // as CLI11 wants them
+  std::reverse(spelled.begin(), spelled.end());  // CLI11 wants the reverse order
   app.parse(std::move(spelled));
 }
 

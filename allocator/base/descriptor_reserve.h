@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// File descriptors that segments and sessions leave to others: without them a daemon can accept nobody, and not even
-// say so.
+// File descriptors kept free by segments and sessions: without descriptors a daemon cannot accept a client, not even to
+// refuse.
 #ifndef VRAMBROKER_ALLOCATOR_BASE_DESCRIPTOR_RESERVE_H_
 #define VRAMBROKER_ALLOCATOR_BASE_DESCRIPTOR_RESERVE_H_
 
@@ -11,15 +11,15 @@
 
 namespace vrambroker {
 
-// How many this process may have open: RLIMIT_NOFILE. Thread-safe, as all of these.
+// Most descriptors open in the process: RLIMIT_NOFILE. Thread-safe, like all functions here.
 size_t DescriptorLimit();
 
-// FailedPrecondition when `fd`, which was opened just now, is one of the last eighth: the kernel hands out the lowest
-// number that is free, so all others are in use.
+// FailedPrecondition when `fd`, opened just now, is in the last eighth: the kernel hands out the lowest free number, so
+// all lower numbers are in use.
 absl::Status CheckNotReserved(int fd);
 
-// Why a call failed, with `error` its errno. Of EMFILE and ENFILE, says what to do: FailedPrecondition, since to the
-// callers of a device ResourceExhausted means that its memory is full.
+// Explains a failed call with the errno `error`. Advises on EMFILE and ENFILE, with FailedPrecondition: to callers of a
+// device, ResourceExhausted means full memory.
 absl::Status DescriptorError(int error, const char* what);
 
 }  // namespace vrambroker

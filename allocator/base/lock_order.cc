@@ -17,8 +17,8 @@ struct Held {
   const LockLevel* level;
 };
 
-// Each lock that a thread holds is deeper than the one before, so a thread holds no more than there are levels. Without
-// a destructor: locks are also taken while a thread ends.
+// Each lock held by a thread is deeper than the lock before, so a thread holds no more locks than there are levels. Has
+// no destructor: locks are also taken while a thread ends.
 thread_local std::array<Held, 32> held_locks;
 thread_local size_t held_count = 0;
 

@@ -2,8 +2,8 @@
 //
 // Mutex, MutexLock and CondVar: std::mutex with clang's thread-safety annotations, and the order of lock_order.h.
 //
-// Not absl::Mutex, because distributions ship Abseil without ThreadSanitizer hooks: under a TSan build every use of
-// it would look like a race. std::mutex is a pthread mutex, which TSan knows.
+// absl::Mutex does not fit, because distributions ship Abseil without ThreadSanitizer hooks: a TSan build would see a
+// race at every use. std::mutex is a pthread mutex, known to TSan.
 #ifndef VRAMBROKER_ALLOCATOR_BASE_MUTEX_H_
 #define VRAMBROKER_ALLOCATOR_BASE_MUTEX_H_
 
@@ -21,9 +21,9 @@ namespace vrambroker {
 
 class ABSL_LOCKABLE Mutex {
  public:
-  // Innermost: no other lock is taken while it is held.
+  // Innermost: a thread holding the mutex takes no other lock.
   Mutex() : Mutex(lock_level::kLeaf) {}
-  // `level` is one of lock_level. Only builds that check the order keep it.
+  // `level` is one of lock_level. Only builds with a check of the order keep the level.
 #ifdef VRAMBROKER_CHECKS_LOCK_ORDER
   explicit Mutex(const LockLevel& level) : level_(level) {}
 #else
@@ -42,8 +42,8 @@ class ABSL_LOCKABLE Mutex {
 #endif
     mu_.unlock();
   }
-  // Whether a thread waits in Lock(), at a guess. For a background thread that takes the lock again and again: a mutex
-  // is not fair, and the thread that unlocks it may well lock it again before a waiting one has woken up.
+  // Guesses whether a thread waits in Lock(). For a background thread that takes the lock again and again: a mutex is
+  // not fair, and the unlocking thread may well lock again before a waiting thread has woken up.
   bool IsWanted() const {
     return waiting_.load(std::memory_order_relaxed) > 0;
   }
@@ -51,7 +51,7 @@ class ABSL_LOCKABLE Mutex {
  private:
   friend class CondVar;
 
-  // Sleeping and waking up takes longer than most locks are held, hence a microsecond of trying first.
+  // Spins for a microsecond first: sleeping and waking up takes longer than most locks are held.
   void LockContended() {
     waiting_.fetch_add(1, std::memory_order_relaxed);
     bool locked = false;
@@ -90,7 +90,7 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex& mu_;
 };
 
-// Wakes may be spurious: wait in a loop over the condition.
+// Wakeups may be spurious: wait in a loop over the condition.
 class CondVar {
  public:
   void NotifyOne() { cv_.notify_one(); }
@@ -102,12 +102,11 @@ class CondVar {
     lock.release();
   }
 
-  // Returns false when `deadline` has passed. Setting the system's clock changes nothing: the wait follows the steady
-  // one.
+  // Returns false when `deadline` has passed. Follows the steady clock: setting the system's clock changes nothing.
   bool WaitUntil(Mutex& mu, std::chrono::steady_clock::time_point deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     std::unique_lock<std::mutex> lock(mu.mu_, std::adopt_lock);
 #if defined(ABSL_HAVE_THREAD_SANITIZER)
-    // TSan does not know pthread_cond_clockwait(), which the steady clock needs: it would miss that the mutex is
+    // TSan does not know pthread_cond_clockwait(), needed for the steady clock, and would miss that the mutex is
     // unlocked meanwhile.
     const auto left = std::min<std::chrono::steady_clock::duration>(deadline - std::chrono::steady_clock::now(),
                                                                     std::chrono::hours(24));

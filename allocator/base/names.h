@@ -12,14 +12,14 @@
 namespace vrambroker {
 
 bool IsNameCharacter(char c);
-// InvalidArgument. An empty name is well.
+// InvalidArgument for a bad name. An empty name is fine.
 absl::Status CheckName(absl::string_view name);
 
 struct CleanedName {
   std::string name;
-  std::string note;  // for people, where it is not the one that was asked for
+  std::string note;  // for people, if the name differs from the name asked for
 };
-// A name that CheckName() takes: _ for each other character, cut at the bound.
+// Returns a name accepted by CheckName(): _ in place of each character not allowed, cut at the bound.
 CleanedName CleanName(absl::string_view name);
 
 }  // namespace vrambroker

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMostCharacters = 64;
 
-// How many characters must be put in, left out or changed to make one of the other.
+// Counts the characters to insert, remove or change to turn `a` into `b`.
 size_t EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Suggestions for words that are not known: commands, options, fields, settings.
+// Suggestions for unknown words: commands, options, fields, settings.
 #ifndef VRAMBROKER_ALLOCATOR_BASE_NEAREST_WORD_H_
 #define VRAMBROKER_ALLOCATOR_BASE_NEAREST_WORD_H_
 
@@ -11,7 +11,7 @@
 
 namespace vrambroker {
 
-// The one of `known` that `word` was probably meant for: at most a third of its characters differ. Empty: none.
+// The word of `known` probably meant by `word`: at most a third of the characters differ. Empty: none.
 std::string NearestWord(absl::string_view word, const std::vector<std::string>& known);
 
 // "; did you mean --capacity?", or `otherwise`: where to read more.

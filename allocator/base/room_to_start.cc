@@ -26,9 +26,9 @@ namespace {
 
 // gRPC 1.51 opens five descriptors when it starts. Three more are for later versions, and for the first segments.
 constexpr int kDescriptors = 8;
-// Address space for what gRPC allocates, beside its threads.
+// Address space for gRPC's allocations, beside its threads.
 constexpr size_t kAddressBytes = size_t{16} << 20;
-// The C library reserves up to this for the memory of each thread, where it can: as address space alone.
+// Address space reserved by the C library, where possible, for the memory of each thread.
 constexpr size_t kArenaBytes = size_t{128} << 20;
 constexpr absl::string_view kMoreAddressSpace = "the process more address space (ulimit -v)";
 
@@ -59,7 +59,7 @@ absl::Status CheckDescriptors() {
   return absl::OkStatus();
 }
 
-// SignalsBlocked keeps signals from threads that are started meanwhile: signals are for the program's own threads.
+// SignalsBlocked keeps signals from threads started meanwhile: signals are for the program's own threads.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -91,8 +91,8 @@ size_t StackBytes() {
   return bytes;
 }
 
-// Where there is little address space, the first threads would get so much of it for their memory that the next ones
-// could not start. Then all threads share what there is.
+// With little address space, the first threads would get so much for their memory that the next threads could not
+// start. All threads then share the space.
 void ShareMemoryIfThereIsLittle(int threads) {
   if (HasAddressSpace(kAddressBytes + static_cast<size_t>(threads) * (kArenaBytes + StackBytes()))) return;
   mallopt(M_ARENA_MAX, 1);
@@ -104,7 +104,7 @@ struct Threads {
   std::latch end;
 };
 
-// The C library would give the thread memory of its own if it allocated any, as a std::thread does.
+// Avoids allocations, unlike a std::thread: the C library would give an allocating thread memory of its own.
 void* BeThere(void* argument) {
   auto* const threads = static_cast<Threads*>(argument);
   threads->here.count_down();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sizes that devices and allocators agree on.
+// Sizes common to devices and allocators.
 #ifndef VRAMBROKER_ALLOCATOR_BASE_SEGMENT_BYTES_H_
 #define VRAMBROKER_ALLOCATOR_BASE_SEGMENT_BYTES_H_
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A program may be started with standard input, output or error closed, as by `vramctl status >&-`. The next file or
-// socket that it opens would get that descriptor, and its output would go there. This opens /dev/null in each such
-// place first. It runs from .preinit_array, because some libraries open files in their own initializers. (ELF
+// socket opened would get the closed descriptor, and with it the program's output. So /dev/null is opened in each
+// closed place first, from .preinit_array, because some libraries open files in their own initializers. (ELF
 // specification, "Initialization and Termination Functions".)
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -11,8 +11,8 @@
 namespace vrambroker {
 namespace {
 
-// By what can only be used the wrong way: reading and printing fail, as they do when nothing is open. Straight to the
-// kernel, and built without sanitizers, which are not there yet.
+// Opens /dev/null for the wrong direction only: reading and printing fail, as with a closed descriptor. Calls the
+// kernel directly, and is built without sanitizers: sanitizers are not initialized yet.
 void TakeStandardDescriptors() {
   for (int descriptor = STDIN_FILENO; descriptor <= STDERR_FILENO; ++descriptor) {
     if (syscall(SYS_fcntl, descriptor, F_GETFD) >= 0) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UniqueFd: a file descriptor that is closed with its owner.
+// UniqueFd: a file descriptor, closed with its owner.
 #ifndef VRAMBROKER_ALLOCATOR_BASE_UNIQUE_FD_H_
 #define VRAMBROKER_ALLOCATOR_BASE_UNIQUE_FD_H_
 
@@ -10,7 +10,7 @@
 
 namespace vrambroker {
 
-// A file descriptor that is closed with its owner. Move-only.
+// Closes its file descriptor when destroyed. Move-only.
 class UniqueFd {
  public:
   UniqueFd() = default;

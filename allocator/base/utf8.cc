@@ -6,7 +6,7 @@
 namespace vrambroker {
 namespace {
 
-// Bytes of the UTF-8 character that `text` begins with; 0 when it begins with none.
+// Length of the UTF-8 character at the beginning of `text`, in bytes; 0 when there is none.
 size_t Utf8Length(absl::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   const auto follows = [&](size_t i) { return (byte(i) & 0xC0) == 0x80; };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Text from outside (arguments, paths, names) may be any bytes. What JSON, protobuf and Prometheus take is UTF-8 only.
+// Text from outside (arguments, paths, names) may be any bytes. JSON, protobuf and Prometheus take UTF-8 only.
 #ifndef VRAMBROKER_ALLOCATOR_BASE_UTF8_H_
 #define VRAMBROKER_ALLOCATOR_BASE_UTF8_H_
 
@@ -11,13 +11,13 @@
 
 namespace vrambroker {
 
-// Safe to call from any thread.
+// Thread-safe.
 bool IsUtf8(absl::string_view text);
 
-// `text` with U+FFFD in place of each byte that is not part of a character.
+// Returns `text` with U+FFFD in place of each byte outside of a character.
 std::string ToUtf8(absl::string_view text);
 
-// Replaces each control character by `_`, so that a terminal or a log takes the text. Cut after a whole character, at
+// Replaces each control character by `_`, to make text safe for a terminal or a log. Cuts after a whole character, at
 // `most_bytes`.
 std::string CleanText(absl::string_view text, size_t most_bytes);
 

@@ -6,7 +6,7 @@ namespace vrambroker {
 
 extern const char kVersion[];      // of the release, "0.1.0"
 extern const char kRevision[];     // of the source, "unknown" outside of a git checkout
-extern const char kCudaVersion[];  // of the toolkit it was built with, "no toolkit", or "none": without CUDA
+extern const char kCudaVersion[];  // of the toolkit in the build, "no toolkit", or "none": without CUDA
 
 }  // namespace vrambroker
 
