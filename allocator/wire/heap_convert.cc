@@ -116,20 +116,20 @@ void AddEvent(const HistoryEvent& from, Part* part) {
   to->set_scope(from.scope);
 }
 
-// `scope` is a place in the list of `heap`.
+// Checks that `scope` is a place in the list of `heap`.
 absl::StatusOr<ScopeId> CheckScope(uint32_t scope, const HeapSnapshot& heap) {
   if (scope == 0 || scope < heap.scopes.size()) return static_cast<ScopeId>(scope);
   return absl::InvalidArgumentError(absl::StrCat("scope: ", scope, "; the snapshot has ", heap.scopes.size()));
 }
 
-// How many scopes are around the one at `place`, and itself; at most one more than there may be.
+// Counts `place` and the scopes around; at most one more than allowed.
 int DepthOf(const std::vector<Scope>& scopes, size_t place) {
   int depth = 0;
   for (; place != 0 && depth <= ScopeTable::kMaxDepth; place = scopes[place].parent) ++depth;
   return depth;
 }
 
-// The first one, of what is in no scope, has no name; every other one has.
+// Only the first scope, for everything in no scope, has no name.
 absl::Status AddScope(const Part::Scope& from, HeapSnapshot* heap) {
   const size_t place = heap->scopes.size();
   if (place > ScopeTable::kMaxScopes) {
@@ -138,7 +138,7 @@ absl::Status AddScope(const Part::Scope& from, HeapSnapshot* heap) {
   if (place == 0 ? from.parent() != 0 : from.parent() >= place) {
     return absl::InvalidArgumentError(absl::StrCat("scopes: parent ", from.parent(), " of scope ", place));
   }
-  // What comes from a client may be anything, and is shown to others.
+  // Cleans text from a client: such text may be anything, and is shown to people.
   heap->scopes.push_back({.parent = static_cast<ScopeId>(from.parent()),
                           .name = CleanScopeText(from.scope().name(), ScopeTable::kMaxNameBytes),
                           .file = CleanScopeText(from.scope().file(), ScopeTable::kMaxFileBytes),
@@ -153,7 +153,7 @@ absl::Status AddScope(const Part::Scope& from, HeapSnapshot* heap) {
   return absl::OkStatus();
 }
 
-// What a table keeps at most, and its word for more.
+// Checks a table's bounds; the scope for overflow may come on top.
 absl::Status CheckScopeText(const std::vector<Scope>& scopes) {
   size_t bytes = 0;
   for (const Scope& scope : scopes) bytes += scope.name.size() + scope.file.size();
@@ -291,7 +291,7 @@ absl::Status AddSnapshotPart(const Part& part, HeapSnapshot* heap) {
   for (const Part::Segment& from : part.segments()) {
     const SegmentId id{from.id()};
     if (from.blocks().empty()) return absl::InvalidArgumentError(absl::StrCat("segment ", Raw(id), ": has no block"));
-    if (heap->segments.empty() || heap->segments.back().id != id) {  // else it continues
+    if (heap->segments.empty() || heap->segments.back().id != id) {  // else the segment continues
       heap->segments.push_back({.id = id,
                                 .address = from.address(),
                                 .bytes = from.segment_bytes(),

@@ -10,7 +10,7 @@
 namespace vrambroker {
 namespace {
 
-// Clients have no library for JSON: this is what they write snapshots with.
+// Clients have no library for JSON: PickleValue serves, as for snapshots.
 using Value = PickleValue;
 
 class Object {
@@ -27,7 +27,7 @@ class Object {
   Value::Pairs pairs_;
 };
 
-// What `to_value` makes of each.
+// Converts each item by `to_value`.
 template <typename Items, typename ToValue>
 Value List(const Items& items, const ToValue& to_value) {
   Value::Items values;

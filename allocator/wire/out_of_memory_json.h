@@ -10,7 +10,7 @@
 
 namespace vrambroker {
 
-// An object, on one line. Never throws for a text: bytes that are not UTF-8 are replaced.
+// Returns an object, on one line. Never throws for a text: bytes other than UTF-8 are replaced.
 std::string OutOfMemoryJson(const v1::OutOfMemory& oom);
 
 }  // namespace vrambroker

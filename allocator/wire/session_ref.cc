@@ -11,7 +11,7 @@
 namespace vrambroker {
 namespace {
 
-// nullopt: not digits alone, or more than an id has.
+// nullopt: not only digits, or too large for an id.
 std::optional<uint64_t> ParseId(absl::string_view text) {
   uint64_t id = 0;
   const bool is_id = text.find_first_not_of("0123456789") == absl::string_view::npos && absl::SimpleAtoi(text, &id);
@@ -28,7 +28,7 @@ v1::SessionRef ParseSessionRef(absl::string_view text) {
     return ref;
   }
   if (absl::ConsumePrefix(&rest, "id:")) {
-    // A name may begin with it, as "id:abc".
+    // Names may begin with the prefix, as "id:abc".
     if (const std::optional<uint64_t> id = ParseId(rest); id.has_value()) return SessionRefOf(*id);
   }
   const std::optional<uint64_t> id = ParseId(text);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How operators write which session they mean: vramctl's SESSION, and `session=` in the daemon's web addresses.
+// How operators name a session: vramctl's SESSION, and `session=` in the daemon's web addresses.
 #ifndef VRAMBROKER_ALLOCATOR_WIRE_SESSION_REF_H_
 #define VRAMBROKER_ALLOCATOR_WIRE_SESSION_REF_H_
 
@@ -12,14 +12,14 @@
 
 namespace vrambroker {
 
-// "id:5" is an id, "name:" and what follows it a name. "5" is either: the daemon refuses it where it could mean two
-// sessions. All else is a name. Thread-safe, as all of these.
+// Reads "id:5" as an id, "name:" and the rest as a name. "5" is either: the daemon refuses "5" if two sessions match.
+// Everything else is a name. Thread-safe, like all functions here.
 v1::SessionRef ParseSessionRef(absl::string_view text);
 
-// The session of this id, whatever sessions are named.
+// Refers to the session with the id, regardless of names.
 v1::SessionRef SessionRefOf(uint64_t id);
 
-// How to write a session's name so that it is not taken for anything else: "trainer", "name:5".
+// Writes a session's name in an unambiguous form: "trainer", "name:5".
 std::string SessionText(absl::string_view name);
 
 }  // namespace vrambroker
