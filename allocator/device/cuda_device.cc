@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The only file of the project that calls CUDA, with cuda_driver.cc and cuda_status.cc.
+// The only file of the project to call CUDA, with cuda_driver.cc and cuda_status.cc.
 #include "allocator/device/cuda_device.h"
 
 #include <cuda.h>
@@ -25,16 +25,16 @@ namespace {
 
 static_assert(sizeof(CUipcMemHandle) == sizeof(CudaIpcHandle));
 
-// Whether this process uses a device already: whether it has made a context, of some hundred MiB, on it. True where
-// that cannot be known.
+// Whether the process already uses a device: whether it has made a context, of some hundred MiB, there. True if
+// unknown.
 bool HasContext(CUdevice device) {
   unsigned int flags = 0;
   int active = 0;
   return Driver().cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active != 0;
 }
 
-// The context of a device that all CUDA runtimes of this process use; made when there is none. It is never released:
-// the application may use it by then, without knowing that it is ours.
+// Returns the context of a device shared by all CUDA runtimes of the process; makes a context if necessary. Never
+// released: the application may use the context by then, without knowing that it is ours.
 absl::StatusOr<CUcontext> PrimaryContext(CUdevice device) {
   static std::array<std::atomic<CUcontext>, 64> contexts = {};
   const auto index = static_cast<size_t>(device);
@@ -49,12 +49,12 @@ absl::StatusOr<CUcontext> PrimaryContext(CUdevice device) {
   return context;
 }
 
-// CUDA's current context belongs to the thread, which is the application's. When it is of another device, or when there
-// is none, the thread's stack of contexts gets one of this device on top for the time of our calls. The CUDA runtime
-// follows that stack: a thread that never chose a device has not chosen one afterwards, either.
+// CUDA's current context belongs to the thread, and the thread to the application. With no current context, or with
+// another device's, the thread's stack of contexts gets a context of our device on top during our calls. The CUDA
+// runtime follows the stack: a thread that never chose a device has not chosen a device afterwards, either.
 class CurrentDevice {
  public:
-  // `anew`: also when it is this device's.
+  // `anew`: pushes a context even if the current context is of the device.
   explicit CurrentDevice(CUdevice device, bool anew = false) {
     CUdevice before = 0;
     if (!anew && Driver().cuCtxGetDevice(&before) == CUDA_SUCCESS && before == device) return;
@@ -76,9 +76,9 @@ class CurrentDevice {
   absl::Status status_;
 };
 
-// While another thread captures a CUDA graph, calls that could disturb it are refused on all threads that have not
-// declared that theirs are none of its business, and make the capture invalid. Ours are: no work of ours goes to a
-// stream that is captured. Waiting for the whole device makes captures on it invalid all the same.
+// While a thread captures a CUDA graph, calls that could disturb the capture are refused, and invalidate the capture,
+// on all threads that have not declared their calls unrelated. Ours are unrelated: no work of ours goes to a captured
+// stream. Waiting for the whole device still invalidates captures there.
 class OutsideOfCapture {
  public:
   OutsideOfCapture() { exchanged_ = Driver().cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS; }
@@ -93,7 +93,7 @@ class OutsideOfCapture {
   bool exchanged_ = false;
 };
 
-// It was a pointer before it was a number.
+// Stream handles were pointers before they were numbers.
 CUstream AsStream(Stream stream) {
   return reinterpret_cast<CUstream>(stream);  // NOLINT(performance-no-int-to-ptr)
 }
@@ -137,13 +137,13 @@ class CudaEvent : public Event {
   const CUevent event_;
 };
 
-// What a call that names a stream of the application says when that has been destroyed, or is another device's.
-// NVIDIA leaves undefined what happens then. The second error is about the stream's context, not about the device's.
+// Whether a call on a stream of the application reports the stream destroyed, or another device's. NVIDIA leaves the
+// result undefined. The second error is about the stream's context, not about the device's.
 bool IsNoStream(CUresult error) {
   return error == CUDA_ERROR_INVALID_HANDLE || error == CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-// Waits for everything that this process has queued on its devices. Makes captures on them invalid.
+// Waits for everything queued by the process on its devices. Invalidates captures there.
 absl::Status WaitForAllDevices() {
   int count = 0;
   if (absl::Status status = CudaStatus("cuDeviceGetCount", Driver().cuDeviceGetCount(&count)); !status.ok()) {
@@ -163,16 +163,16 @@ absl::Status WaitForAllDevices() {
   return absl::OkStatus();
 }
 
-// Waits, once for all of them, for streams that cannot be asked any more: what was queued on a stream goes on when the
-// stream is destroyed. Thread-safe.
+// Waits, once for all, for streams that can no longer be asked: work queued on a stream goes on after the stream is
+// destroyed. Thread-safe.
 class LostStreams {
  public:
-  // The number of one that has just been found to be lost.
+  // Numbers a stream just found to be lost.
   uint64_t Add() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     return ++found_;
   }
-  // Until the work of this one, and of all before it, is done.
+  // Waits until the work of stream `number`, and of all lost before, is done.
   absl::Status Wait(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_) {
     uint64_t found = 0;
     {
@@ -227,7 +227,7 @@ class CudaDevice : public Device {
   absl::StatusOr<std::vector<GpuProcess>> FindProcesses() override {
     absl::StatusOr<std::vector<GpuProcess>> processes = FindGpuProcesses(properties_.uuid);
     if (!processes.ok()) return processes;
-    // This one has a context.
+    // The calling process has a context.
     const bool knows_this = std::any_of(processes->begin(), processes->end(),
                                         [](const GpuProcess& process) { return process.pid == getpid(); });
     if (!knows_this) {
@@ -245,7 +245,7 @@ class CudaDevice : public Device {
       MutexLock lock(mu_);
       if (!health_.ok()) return health_;
     }
-    // Any call tells that the context is gone; this one waits for nothing.
+    // Any call tells that the context is gone; cuStreamQuery() waits for nothing.
     const absl::StatusOr<CUstream> stream = OwnStream();
     if (!stream.ok()) return stream.status();
     return OnDevice("cuStreamQuery", [&] {
@@ -255,9 +255,9 @@ class CudaDevice : public Device {
   }
 
   absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) override {
-    // In multiples of 2 MiB the driver gives each allocation memory of its own; a smaller one could share a driver
-    // block with another segment, and an IPC handle opens the whole block. It clears what another process had, not what
-    // this one has freed.
+    // For multiples of 2 MiB the driver gives each allocation memory of its own. A smaller segment could share a driver
+    // block with another segment, and an IPC handle opens the whole block. The driver clears memory of other processes,
+    // not memory freed by the calling process.
     if (absl::Status status = CheckSegmentBytes(bytes); !status.ok()) return status;
     CUdeviceptr address = 0;
     if (absl::Status status = OnDevice("cuMemAlloc", [&] { return Driver().cuMemAlloc_v2(&address, bytes); });
@@ -340,8 +340,8 @@ class CudaDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream number) override {
-    // By this name each thread has a stream of its own, and this thread is not always the one that meant its own. The
-    // default stream waits for all of these.
+    // CU_STREAM_PER_THREAD names a different stream in each thread, and the calling thread is not always the thread
+    // that meant its own. The default stream waits for all per-thread streams.
     const CUstream stream = AsStream(number) == CU_STREAM_PER_THREAD ? CU_STREAM_LEGACY : AsStream(number);
     bool exists = true;
     const auto unless_lost = [&exists](CUresult error) {
@@ -349,8 +349,8 @@ class CudaDevice : public Device {
       exists = false;
       return CUDA_SUCCESS;
     };
-    // In a stream that is captured the event would become part of the graph, and never complete. A thread that waits
-    // for the stream tries again later. The default stream is as good as captured while a stream is that waits for it.
+    // In a captured stream the event would become part of the graph, and never complete. A thread waiting for the
+    // stream tries again later. The default stream counts as captured during the capture of a stream that waits for it.
     const auto check_capture = [&]() -> absl::Status {
       CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
       if (absl::Status status = OnDevice("cuStreamIsCapturing",
@@ -375,14 +375,14 @@ class CudaDevice : public Device {
         !status.ok()) {
       return status;
     }
-    // A capture that has begun meanwhile may have got the event, and asking for it would make that invalid.
+    // A capture begun meanwhile may have got the event, and querying the event would invalidate the capture.
     if (absl::Status status = check_capture(); !status.ok()) return status;
     if (!exists) return std::make_unique<LostStreamEvent>(&lost_streams_);
     return owner;
   }
 
  private:
-  // Makes one call with this device as the thread's, and keeps in mind what ends all use of it.
+  // Makes a call with the device as the thread's, and remembers errors that end all use of the device.
   template <typename Call>
   absl::Status OnDevice(const char* name, const Call& call) {
     CUresult error = CUDA_SUCCESS;
@@ -391,7 +391,7 @@ class CudaDevice : public Device {
       if (!current.status().ok()) return current.status();
       const OutsideOfCapture outside;
       error = call();
-      // Else the application has reset the device, and the thread still has the context that is gone.
+      // Else the application has reset the device, and the thread still has the destroyed context.
       if (error != CUDA_ERROR_CONTEXT_IS_DESTROYED || HasContext(device_)) break;
     }
     absl::Status status = CudaStatus(name, error);
@@ -402,8 +402,8 @@ class CudaDevice : public Device {
     return status;
   }
 
-  // For work of ours: it neither waits for the default stream nor holds it up. Made when first needed, which in a
-  // client is never.
+  // Stream for work of ours: neither waits for the default stream nor holds it up. Made at first use, in a client
+  // never.
   absl::StatusOr<CUstream> OwnStream() {
     MutexLock lock(stream_mu_);
     if (stream_ == nullptr) {
@@ -427,7 +427,7 @@ class CudaDevice : public Device {
   CUstream stream_ ABSL_GUARDED_BY(stream_mu_) = nullptr;
 };
 
-// As nvidia-smi prints it.
+// Formats as nvidia-smi does.
 std::string FormatUuid(const CUuuid& uuid) {
   std::string text = "GPU-";
   for (size_t i = 0; i < sizeof(uuid.bytes); ++i) {
@@ -484,7 +484,7 @@ absl::Status CheckComputeMode(int ordinal) {
     return status;
   }
   if (mode == CU_COMPUTEMODE_DEFAULT) return absl::OkStatus();
-  // By its UUID: nvidia-smi's numbers may be others.
+  // Names the GPU by UUID: nvidia-smi's numbers may differ.
   CUuuid uuid = {};
   if (absl::Status status = CudaStatus("cuDeviceGetUuid", Driver().cuDeviceGetUuid_v2(&uuid, device)); !status.ok()) {
     return status;

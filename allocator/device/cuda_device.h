@@ -13,16 +13,13 @@
 
 namespace vrambroker {
 
-// The GPUs that this process can use, in the order of CUDA's ordinals (CUDA_VISIBLE_DEVICES applies).
-// Unavailable, with the reason, when there is none: built without CUDA, no driver or too old a one, no GPU.
-// Makes no CUDA context: a device does when it is first used.
+// Returns the GPUs usable by the process, in the order of CUDA's ordinals (CUDA_VISIBLE_DEVICES applies). Unavailable,
+// with the reason, when there is none: built without CUDA, no driver or too old a driver, no GPU. Makes no CUDA
+// context: a device does at first use.
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices();
 
-// Whether this process finds NVIDIA's driver. Does not start it.
-bool HasCudaDriver();
-
-// FailedPrecondition when a GPU admits one process only, or none: then memory that the daemon owns cannot be used by
-// others. For the daemon, of the GPUs that it serves. REQUIRES: MakeCudaDevices() has succeeded.
+// FailedPrecondition when a GPU admits a single process, or no process: then other processes cannot use memory owned by
+// the daemon. For the daemon, about the GPUs it serves. REQUIRES: MakeCudaDevices() has succeeded.
 absl::Status CheckComputeMode(int ordinal);
 
 // For logs: "driver for CUDA 13.0". REQUIRES: MakeCudaDevices() has succeeded.

@@ -16,9 +16,9 @@
 namespace vrambroker {
 namespace {
 
-constexpr char kLibrary[] = "libcuda.so.1";  // NVIDIA's name for it, which belongs to the driver and not to the toolkit
+constexpr char kLibrary[] = "libcuda.so.1";  // NVIDIA's name; the library belongs to the driver, not to the toolkit
 
-#ifdef __cuda_cuda_h__  // the toolkit's cuda.h, which declares the functions, too: ours are the same
+#ifdef __cuda_cuda_h__  // the toolkit's cuda.h declares the functions, too: compare
 #define VRAMBROKER_COMPARE(name, parameters) \
   static_assert(std::is_same_v<decltype(CudaDriver::name), decltype(&::name)>);
 VRAMBROKER_CUDA_DRIVER_FUNCTIONS(VRAMBROKER_COMPARE)
@@ -28,7 +28,7 @@ VRAMBROKER_CUDA_DRIVER_FUNCTIONS(VRAMBROKER_COMPARE)
 std::atomic<const CudaDriver*> loaded{nullptr};
 
 absl::Status WhyNotLoaded(const std::string& error) {
-  // With a path in front where there is such a file. The rest may be translated.
+  // dlerror() begins with the library's name, or with a path if the file exists. The rest may be translated.
   if (absl::StartsWith(error, kLibrary)) {
     return absl::UnavailableError(absl::StrCat("no NVIDIA driver is installed (", kLibrary,
                                                " not found); a container needs the host's driver (docker: --gpus)"));
@@ -36,14 +36,14 @@ absl::Status WhyNotLoaded(const std::string& error) {
   return absl::UnavailableError(absl::StrCat("the NVIDIA driver's library cannot be loaded: ", error));
 }
 
-// Null when the driver has no such function.
+// Finds a function; null when the driver has none of the name.
 template <typename Function>
 void Find(void* library, const char* name, Function* function) {
   *function = reinterpret_cast<Function>(dlsym(library, name));
 }
 
 absl::StatusOr<const CudaDriver*> Load() {
-  // What a program of the same process uses, if it does. Never closed: the driver has threads.
+  // Shares the library with any program in the process that uses CUDA. Never closed: the driver has threads.
   void* const library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const error = dlerror();

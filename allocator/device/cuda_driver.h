@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The functions of NVIDIA's driver that vrambroker calls, looked up in libcuda.so.1 at run time. There is no CUDA
-// runtime in our programs: one of toolkit 13 would need driver 580, and every version would have to be distributed
-// under NVIDIA's licence. Promised is driver 525 (CUDA 12.0) and later, as for programs of CUDA 12. Older ones are not
-// refused if they have these functions, which 470 (CUDA 11.4) has.
+// The functions of NVIDIA's driver called by vrambroker, looked up in libcuda.so.1 at run time. Our programs have no
+// CUDA runtime: a runtime of toolkit 13 would need driver 580, and every version would have to be distributed under
+// NVIDIA's licence. Driver 525 (CUDA 12.0) and later is promised, as for programs of CUDA 12. Older drivers with the
+// functions are not refused; 470 (CUDA 11.4) has all.
 #ifndef VRAMBROKER_ALLOCATOR_DEVICE_CUDA_DRIVER_H_
 #define VRAMBROKER_ALLOCATOR_DEVICE_CUDA_DRIVER_H_
 
@@ -15,8 +15,8 @@
 
 namespace vrambroker {
 
-// F(name, parameters): as libcuda.so.1 exports them. A suffix is part of the name: the driver keeps older versions of a
-// function under the name without it.
+// F(name, parameters): as libcuda.so.1 exports the function. A suffix is part of the name: the driver keeps older
+// versions of a function under the name without a suffix.
 #define VRAMBROKER_CUDA_DRIVER_FUNCTIONS(F)                                                     \
   F(cuInit, (unsigned int flags))                                                               \
   F(cuDriverGetVersion, (int* version))                                                         \
@@ -63,13 +63,11 @@ struct CudaDriver {
 #undef VRAMBROKER_MEMBER
 };
 
-// Loads the driver, unless it is loaded. Unavailable, with what to do, where there is none, or where it is too old. May
-// be called again, also after an error. Thread-safe.
-absl::Status FindCudaDriver();
-// FindCudaDriver(), and starts it: Unavailable, too, where it does not start.
+// Loads the driver, unless already loaded, and starts the driver. Unavailable, with advice, if there is no driver, or
+// if the driver is too old or does not start. May be called again, also after an error. Thread-safe.
 absl::Status LoadCudaDriver();
 
-// "12.4", of 12040.
+// Formats 12040 as "12.4".
 std::string FormatCudaVersion(int version);
 
 // All functions of the driver. REQUIRES: LoadCudaDriver() has succeeded.

@@ -19,22 +19,22 @@ struct KnownError {
 };
 
 constexpr char kNewProcess[] = "this process can no longer use the GPU: restart it";
-// NVIDIA does not say that it stays. Where it does, the daemon's health check says so.
+// NVIDIA does not say whether an unknown error stays. A lasting error shows in the daemon's health check.
 constexpr char kUnknown[] =
     "the driver does not say why; the kernel log may (dmesg, 'Xid' or 'NVRM'); if it stays, restart this process, and "
     "if that does not help, the driver or the machine";
 constexpr char kSeeXid[] =
     "this process can no longer use the GPU: restart it; the kernel log (dmesg, 'Xid') says what the GPU reported";
 
-// Drivers for CUDA 12.8 and later have these; older toolkits do not know their names.
+// Errors of drivers for CUDA 12.8 and later; older toolkits do not know the names.
 constexpr auto kTensorMemoryLeak = static_cast<CUresult>(721);
 constexpr auto kContained = static_cast<CUresult>(226);
 #if defined(CUDA_VERSION) && CUDA_VERSION >= 12080
 static_assert(kTensorMemoryLeak == CUDA_ERROR_TENSOR_MEMORY_LEAK && kContained == CUDA_ERROR_CONTAINED);
 #endif
 
-// Which errors are sticky is NVIDIA's statement: the description of CUresult in the CUDA driver API reference says of
-// each of them that the process must be terminated.
+// Sticky errors follow NVIDIA: for each of them, the description of CUresult in the CUDA driver API reference says that
+// the process must be terminated.
 constexpr KnownError kKnownErrors[] = {
     {CUDA_ERROR_OUT_OF_MEMORY, absl::StatusCode::kResourceExhausted, false,
      "the GPU has no room for it; other programs may use it: nvidia-smi lists them"},
@@ -101,7 +101,7 @@ const KnownError* Find(CUresult error) {
 
 absl::Status CudaStatus(const char* call, CUresult error) {
   if (error == CUDA_SUCCESS) return absl::OkStatus();
-  const char* name = nullptr;  // and stays so when the driver does not know the error
+  const char* name = nullptr;  // stays null when the driver does not know the error
   const char* description = nullptr;
   (void)Driver().cuGetErrorName(error, &name);
   (void)Driver().cuGetErrorString(error, &description);

@@ -32,7 +32,7 @@ struct Mapping {
   absl::string_view path;  // to the end of the line
 };
 
-// A line of /proc/PID/maps.
+// Parses a line of /proc/PID/maps.
 std::optional<Mapping> ParseMapping(const char* line) {
   unsigned device_major = 0;
   unsigned device_minor = 0;
@@ -45,7 +45,7 @@ std::optional<Mapping> ParseMapping(const char* line) {
   return Mapping{.file = FileId(makedev(device_major, device_minor), inode), .path = line + path};
 }
 
-// Who has certain files.
+// Searches for holders of given files.
 class HolderSearch : public ProcessFiles {
  public:
   HolderSearch(absl::Span<const OpenFile> files, const std::string& name, Where where)
@@ -87,12 +87,12 @@ class HolderSearch : public ProcessFiles {
     for (const size_t segment : it->second) holders_.holders.push_back({.segment = segment, .pid = pid});
   }
 
-  absl::flat_hash_map<FileId, std::vector<size_t>> files_;  // indices of their descriptors
+  absl::flat_hash_map<FileId, std::vector<size_t>> files_;  // indices of the files' descriptors
   absl::flat_hash_map<MountedFile, std::vector<size_t>> mounted_files_;
   SegmentHolders holders_;
 };
 
-// Files that this process does not have open. `memory_file` is any memory file: all are on one file system.
+// Searches for files not open in the calling process. `memory_file` is any memory file: all are on one file system.
 class LeftSearch : public ProcessFiles {
  public:
   LeftSearch(const std::string& name, absl::FunctionRef<uint64_t(absl::string_view)> bytes_of,
@@ -134,18 +134,19 @@ class LeftSearch : public ProcessFiles {
       return;
     }
     if (errno != EPERM && errno != EACCES) return;
-    // The directory is for the process's own user and those with CAP_DAC_READ_SEARCH, its links for those with
-    // CAP_CHECKPOINT_RESTORE. Without these, the record says whether the file is a segment.
+    // The directory is open to the process's own user and with CAP_DAC_READ_SEARCH, its links with
+    // CAP_CHECKPOINT_RESTORE. Without access, the record tells whether the file is a segment.
     if (const uint64_t recorded = RecordedBytes(mapping->file); recorded > 0) {
       Found(pid, mapping->file, recorded);
     } else if (IsCreatedByUs(ProcessOf(pid))) {
-      Found(pid, mapping->file, bytes);  // by its name: a process of this user, or root, has no use for forging it
+      Found(pid, mapping->file, bytes);  // by name: processes of the user or root have no use for forging names
     } else if (std::exchange(last_unread_, pid) != pid) {
       Unread();
     }
   }
 
-  // 0: not in the record. Huge pages have a file system of their own, whose files have the names of memory files, too.
+  // Returns 0 for files outside of the record. Huge pages have a file system of their own, with names like memory
+  // files.
   uint64_t RecordedBytes(const FileId& id) const {
     if (id.first != memory_file_.file.first) return 0;
     const auto it = recorded_.find(id.second);
@@ -156,7 +157,7 @@ class LeftSearch : public ProcessFiles {
     text.remove_prefix(link().size());
     return bytes_of_(text.substr(0, text.find_first_of(" \n")));
   }
-  // Its owner is the process's user.
+  // The directory's owner is the process's user.
   static struct stat ProcessOf(pid_t pid) {
     struct stat process = {};
     if (stat(absl::StrCat("/proc/", pid).c_str(), &process) != 0) process.st_uid = static_cast<uid_t>(-1);
@@ -173,14 +174,14 @@ class LeftSearch : public ProcessFiles {
     segment.file_inode = id.second;
     segment.bytes = bytes;
     if (segment.holders.empty()) segment.holder_uid = ProcessOf(pid).st_uid;
-    // A process that has just ended, and given its pid on, holds nothing: the next look finds that.
+    // A process ended just now, with its pid reused, holds nothing: the next search shows so.
     segment.holders.push_back({.pid = pid, .started = StartOf(pid)});
   }
 
   const absl::FunctionRef<uint64_t(absl::string_view)> bytes_of_;
   const RecordedFiles& recorded_;
   const OpenFile memory_file_;
-  pid_t last_unread_ = 0;  // a process counts once, however many files it maps
+  pid_t last_unread_ = 0;  // counts a process once, regardless of the number of files mapped
   absl::btree_map<FileId, LeftSegment> found_;
 };
 

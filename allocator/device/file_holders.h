@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which processes hold which memory files: of those that this process has open, and of those that are left of an
-// earlier one. ProcessFiles says what is seen, and what it takes.
+// Processes holding memory files: files open in the calling process, and files left by an earlier process. ProcessFiles
+// lists the limits and privileges of such searches.
 #ifndef VRAMBROKER_ALLOCATOR_DEVICE_FILE_HOLDERS_H_
 #define VRAMBROKER_ALLOCATOR_DEVICE_FILE_HOLDERS_H_
 
@@ -20,30 +20,29 @@
 
 namespace vrambroker {
 
-// What links to memory files of names that begin with `name` begin with.
+// Returns the beginning of links to memory files with names beginning with `name`.
 std::string LinkTo(const std::string& name);
 
-// Which file a descriptor is of.
+// Identity of a descriptor's file.
 struct OpenFile {
-  FileId file;                         // an inode of 0 is of no file
-  std::optional<MountedFile> mounted;  // where the kernel tells
+  FileId file;                         // an inode of 0 belongs to no file
+  std::optional<MountedFile> mounted;  // if the kernel tells
 };
-// Of a descriptor of this process.
+// Identifies the file of a descriptor of the calling process.
 OpenFile IdentityOf(int fd);
 
-// Other processes that have one of the memory files open, or mapped if they are to be looked for there. `name` is what
-// the names that memfd_create() was called with begin with. Errors as ProcessFiles::Walk().
+// Finds other processes with one of the memory files open, or mapped if `where` includes mappings. `name`: beginning of
+// the names given to memfd_create(). Errors as ProcessFiles::Walk().
 absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const OpenFile> files, const std::string& name,
                                                ProcessFiles::Where where);
-// The same for memory files that this process has open as `fds`. Invalid descriptors have no holders.
+// Finds holders of memory files open as `fds` in the calling process. Invalid descriptors have no holders.
 absl::StatusOr<SegmentHolders> FindFileHolders(absl::Span<const int> fds, const std::string& name);
 
-// The memory files of other processes whose names begin with `name`, and that the user who runs this process, or root,
-// has created: anybody can give a file of their own such a name. Root sees who created a file. Others see it only of
-// processes of their own user, and, of files that are mapped and not open, only with CAP_CHECKPOINT_RESTORE. Where it
-// is not seen, a file counts if it is one of `recorded`, or if the process is of this user or root.
-// `bytes_of` says how large a file is by the rest of its name, for where only that can be read, and has 0 for files
-// that are not meant.
+// Finds memory files of other processes with names beginning with `name`, created by the calling process's user or by
+// root: anybody can give a file of their own such a name. Root sees the creator of a file. Other users see the creator
+// only for processes of their own user, and, for files mapped and not open, only with CAP_CHECKPOINT_RESTORE. Without a
+// visible creator, a file counts if it is one of `recorded`, or if the process belongs to the user or root. `bytes_of`
+// gives the size by the rest of the name, for files with nothing else readable, and 0 for files not meant.
 absl::StatusOr<LeftSegments> FindLeftFiles(const std::string& name,
                                            absl::FunctionRef<uint64_t(absl::string_view rest)> bytes_of,
                                            const RecordedFiles& recorded);

@@ -14,14 +14,14 @@ namespace {
 
 constexpr uint64_t kNotAvailable = ~0ULL;  // NVML_VALUE_NOT_AVAILABLE
 
-// nvmlProcessInfo_t: its versions begin alike.
+// Common beginning of all versions of nvmlProcessInfo_t.
 struct RecordStart {
   uint32_t pid = 0;
   uint64_t used_bytes = 0;
 };
 constexpr std::array<size_t, 3> kRecordBytes = {16, 24, 32};
-constexpr size_t kRoomBytes = 64;           // for each record: more than any version has
-constexpr unsigned int kMoreProcesses = 8;  // may come between two calls
+constexpr size_t kRoomBytes = 64;           // for each record: more than in any version
+constexpr unsigned int kMoreProcesses = 8;  // allowance for processes that start between two calls
 constexpr int kTries = 5;
 
 absl::StatusOr<std::vector<GpuProcess>> CallList(const Nvml& nvml, const char* name, Nvml::ListProcesses list,
@@ -43,7 +43,7 @@ absl::StatusOr<std::vector<GpuProcess>> CallList(const Nvml& nvml, const char* n
 absl::StatusOr<std::vector<GpuProcess>> ReadProcessRecords(absl::Span<const char> records, size_t count) {
   std::vector<GpuProcess> processes;
   if (count == 0) return processes;
-  // The last bytes of a record are the upper ones of a size, or a number of an instance: none of them is kUnwritten.
+  // Records end with the upper bytes of a size, or with a number of an instance: neither has a byte kUnwritten.
   const auto last = std::find_if(records.rbegin(), records.rend(), [](char byte) { return byte != kUnwritten; });
   const auto written = static_cast<size_t>(records.rend() - last);
   const size_t bytes = written / count;
@@ -68,7 +68,7 @@ absl::StatusOr<std::vector<GpuProcess>> FindGpuProcesses(const std::string& uuid
   if (!nvml.ok()) return nvml.status();
   const absl::StatusOr<NvmlDevice> device = FindNvmlDevice(**nvml, uuid);
   if (!device.ok()) return device.status();
-  // One that computes and draws is in two lists, with all that it uses.
+  // A process that computes and draws is in two lists, each time with its whole use.
   std::map<pid_t, uint64_t> uses;
   for (const auto& [name, list] : (*nvml)->lists) {
     const absl::StatusOr<std::vector<GpuProcess>> processes = CallList(**nvml, name, list, device->handle);

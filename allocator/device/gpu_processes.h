@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FindGpuProcesses: the memory that each process uses of a GPU, in the words of NVIDIA's management library (NVML).
+// FindGpuProcesses: memory of a GPU used by each process, as NVIDIA's management library (NVML) reports.
 #ifndef VRAMBROKER_ALLOCATOR_DEVICE_GPU_PROCESSES_H_
 #define VRAMBROKER_ALLOCATOR_DEVICE_GPU_PROCESSES_H_
 
@@ -15,13 +15,13 @@
 
 namespace vrambroker {
 
-// All processes that have a context on the GPU or draw with it, by pid. `uuid`: of the GPU or of an instance of it
-// (MIG), as nvidia-smi prints it. Unimplemented where there is no NVML, or where it does not tell how much each process
-// uses. Other errors name the call. May take milliseconds, and seconds for the first time. Thread-safe.
+// Finds all processes with a context on the GPU or drawing with it, by pid. `uuid`: of the GPU or of an instance (MIG),
+// as nvidia-smi prints it. Unimplemented without NVML, or if NVML does not report the use of each process. Other errors
+// name the call. May take milliseconds, and seconds for the first time. Thread-safe.
 absl::StatusOr<std::vector<GpuProcess>> FindGpuProcesses(const std::string& uuid);
 
-// For this, and for tests: reads `count` records that a function of NVML has written over bytes of kUnwritten. How long
-// they are depends on the driver and not on the function's name alone: those of driver 535 have a field more at first.
+// For FindGpuProcesses() and tests: reads `count` records written by a function of NVML over bytes of kUnwritten. The
+// length of a record depends on the driver, not on the function's name alone: driver 535 at first wrote a field more.
 inline constexpr char kUnwritten = '\xA5';
 absl::StatusOr<std::vector<GpuProcess>> ReadProcessRecords(absl::Span<const char> records, size_t count);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sensors of a GPU, as NVIDIA's management library reads them.
+// Sensors of a GPU, as read by NVIDIA's management library.
 #ifndef VRAMBROKER_ALLOCATOR_DEVICE_GPU_SENSORS_H_
 #define VRAMBROKER_ALLOCATOR_DEVICE_GPU_SENSORS_H_
 
@@ -10,8 +10,8 @@
 
 namespace vrambroker {
 
-// `uuid`: of the GPU or of an instance of it (MIG), as nvidia-smi prints it. An instance has the temperature and the
-// power of its GPU. May take milliseconds, and seconds for the first time. Thread-safe.
+// Reads the sensors. `uuid`: of the GPU or of an instance (MIG), as nvidia-smi prints it. An instance has the
+// temperature and the power of its GPU. May take milliseconds, and seconds for the first time. Thread-safe.
 GpuSensors ReadGpuSensors(const std::string& uuid);
 
 }  // namespace vrambroker

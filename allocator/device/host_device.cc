@@ -29,7 +29,7 @@
 namespace vrambroker {
 namespace {
 
-// As lsof shows it. The daemon's go on as ":OWNER:ORDINAL:RUN:BYTES".
+// Name shown by lsof. The daemon's files continue with ":OWNER:ORDINAL:RUN:BYTES".
 constexpr char kFileName[] = "vrambroker-segment";
 
 absl::Status SystemError(const char* call) {
@@ -107,7 +107,7 @@ class HostDevice : public Device {
     if (fd == nullptr) return absl::InvalidArgumentError("host device: the handle is not a file descriptor");
     struct stat file = {};
     if (fstat(fd->get(), &file) != 0) return SystemError("fstat");
-    // A mapping beyond the end of the file would raise SIGBUS in the application, so look first.
+    // Checks the size first: a mapping beyond the end of the file would raise SIGBUS in the application.
     if (static_cast<uint64_t>(file.st_size) != bytes) {
       return absl::InvalidArgumentError(
           absl::StrCat("host device: the handle has ", file.st_size, " bytes, not ", bytes));
@@ -136,7 +136,7 @@ class HostDevice : public Device {
     if (absl::Status status = CheckRange(segment, offset, bytes); !status.ok()) return status;
     if (bytes == 0) return absl::OkStatus();
     SimulateDriver();
-    // A hole reads as zeros, and its pages go back to the machine.
+    // Punches a hole: holes read as zeros, and the pages go back to the machine.
     if (fallocate(segment.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                   static_cast<off_t>(bytes)) != 0) {
       return SystemError("fallocate(FALLOC_FL_PUNCH_HOLE)");
@@ -169,7 +169,7 @@ class HostDevice : public Device {
     for (const LeftSegment& segment : left->segments) found.insert(segment.file_inode);
     const bool is_all_found = std::all_of(recorded.begin(), recorded.end(),
                                           [&found](const auto& file) { return found.contains(file.first); });
-    if (is_all_found && record_->IsWhole()) left->unread_processes = 0;  // they cannot hold more
+    if (is_all_found && record_->IsWhole()) left->unread_processes = 0;  // the processes cannot hold more
     record_->KeepFound(found);
     return left;
   }
@@ -187,14 +187,14 @@ class HostDevice : public Device {
     if (!fd.valid()) return DescriptorError(errno, "memfd_create");
     if (absl::Status status = CheckNotReserved(fd.get()); !status.ok()) return status;
     if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return SystemError("ftruncate");
-    // Every holder of the descriptor could otherwise resize the file and kill the others with SIGBUS.
+    // Seals the size: otherwise every holder of the descriptor could resize the file and kill the rest with SIGBUS.
     if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
       return SystemError("fcntl(F_ADD_SEALS)");
     }
     return DeviceSegment{.bytes = bytes, .fd = fd.Release()};
   }
 
-  // 0, which is no file's, when it cannot be told.
+  // Returns 0, no file's inode, on failure.
   static uint64_t InodeOf(const DeviceSegment& segment) {
     struct stat file = {};
     return fstat(segment.fd, &file) == 0 ? file.st_ino : 0;
@@ -211,8 +211,8 @@ class HostDevice : public Device {
 
   const DeviceProperties properties_;
   const std::chrono::nanoseconds driver_latency_;
-  const std::string owned_prefix_;  // of names of the files of this owner and ordinal; empty without an owner
-  const std::string run_;           // this device's own part of them
+  const std::string owned_prefix_;  // beginning of the file names of the owner and ordinal; empty without an owner
+  const std::string run_;           // part of the names for the device's own run
   const std::unique_ptr<SegmentRecord> record_;  // may be null
   std::atomic<bool> leaves_segments_{false};
   Mutex mu_;

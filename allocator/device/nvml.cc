@@ -21,7 +21,7 @@ bool FindFunction(void* library, const char* name, Function* function) {
 }
 
 absl::StatusOr<Nvml> LoadNvml() {
-  // Never closed: it may have threads.
+  // Never closed: the library may have threads.
   void* const library = dlopen(kNvmlLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const error = dlerror();
@@ -71,7 +71,7 @@ absl::StatusOr<NvmlDevice> FindNvmlDevice(const Nvml& nvml, const std::string& u
   NvmlDevice device{.is_instance = absl::StartsWith(uuid, "MIG-")};
   int error = nvml.get_handle(uuid.c_str(), &device.handle);
   if (absl::string_view number = uuid; error == kNvmlNotFound && absl::ConsumePrefix(&number, "GPU-")) {
-    // CUDA does not say what it is the id of.
+    // CUDA does not say whether the id is of a GPU or of an instance.
     device.is_instance = true;
     error = nvml.get_handle(absl::StrCat("MIG-", number).c_str(), &device.handle);
   }

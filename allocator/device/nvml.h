@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Nvml: NVIDIA's management library, which is loaded at run time, as the driver is: libnvidia-ml.so.1 comes with it.
-// Names, numbers and layouts are those of NVIDIA's "NVML API Reference Guide". No header of it is needed.
+// Nvml: NVIDIA's management library, libnvidia-ml.so.1. Comes with the driver, and is loaded at run time, too. Names,
+// numbers and layouts are from NVIDIA's "NVML API Reference Guide". No header of NVML is needed.
 #ifndef VRAMBROKER_ALLOCATOR_DEVICE_NVML_H_
 #define VRAMBROKER_ALLOCATOR_DEVICE_NVML_H_
 
@@ -32,17 +32,17 @@ struct Nvml {
   int (*init)() = nullptr;
   const char* (*error_string)(int error) = nullptr;
   int (*get_handle)(const char* uuid, NvmlHandle* device) = nullptr;
-  // Processes that compute, that draw, and that compute by way of an MPS server.
+  // Lists of processes that compute, that draw, and that compute by way of an MPS server.
   std::vector<std::pair<const char*, ListProcesses>> lists;
 
-  // Null where the library lacks them.
+  // Null where the library lacks the function.
   int (*get_gpu_of_instance)(NvmlHandle instance, NvmlHandle* gpu) = nullptr;
   int (*get_utilization)(NvmlHandle device, NvmlUtilization* utilization) = nullptr;
   int (*get_temperature)(NvmlHandle device, int sensor, unsigned int* celsius) = nullptr;
   int (*get_power)(NvmlHandle device, unsigned int* milliwatts) = nullptr;
 };
 
-// Loads it once for the process. Unimplemented where there is none, or an old one. May take seconds. Thread-safe.
+// Loads the library once per process. Unimplemented for a missing or old library. May take seconds. Thread-safe.
 absl::StatusOr<const Nvml*> LoadedNvml();
 
 // Unimplemented: the GPU or its driver does not support the call.
@@ -50,9 +50,9 @@ absl::Status NvmlError(const Nvml& nvml, const char* call, int error);
 
 struct NvmlDevice {
   NvmlHandle handle = nullptr;
-  bool is_instance = false;  // a part of a GPU (MIG)
+  bool is_instance = false;  // part of a GPU (MIG)
 };
-// `uuid`: of a GPU or of an instance of it, as nvidia-smi or CUDA says it.
+// `uuid`: of a GPU or of an instance, as nvidia-smi or CUDA prints it.
 absl::StatusOr<NvmlDevice> FindNvmlDevice(const Nvml& nvml, const std::string& uuid);
 
 }  // namespace vrambroker

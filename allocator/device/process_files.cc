@@ -34,7 +34,7 @@ struct Closer {
 using Directory = std::unique_ptr<DIR, Closer>;
 using File = std::unique_ptr<FILE, Closer>;
 
-// The number after `key` in `text`, or 0.
+// Returns the number after `key` in `text`, or 0.
 uint64_t NumberAfter(absl::string_view text, absl::string_view key) {
   const size_t at = text.find(key);
   uint64_t number = 0;
@@ -43,12 +43,12 @@ uint64_t NumberAfter(absl::string_view text, absl::string_view key) {
   return number;
 }
 
-// Whether this process, not the one that is looked at, is to blame.
+// Whether the calling process, not the process inspected, is to blame.
 bool IsOurs(int error) {
   return error == EMFILE || error == ENFILE || error == ENOMEM;
 }
 
-// Threads share their descriptors, unless one has asked for its own. False where the kernel does not tell.
+// Threads share descriptors, unless a thread has asked for its own. False if the kernel does not tell.
 bool ShareDescriptors(pid_t a, pid_t b) {
   return syscall(SYS_kcmp, a, b, KCMP_FILES, 0, 0) == 0;
 }
@@ -58,7 +58,7 @@ bool ShareDescriptors(pid_t a, pid_t b) {
 std::optional<MountedFile> ReadDescriptorInfo(int directory, const char* path) {
   const int fd = openat(directory, path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return std::nullopt;
-  std::array<char, 512> text = {};  // the lines that count come first
+  std::array<char, 512> text = {};  // the relevant lines come first
   const ssize_t length = read(fd, text.data(), text.size());
   (void)close(fd);
   const absl::string_view info(text.data(), length < 0 ? 0 : static_cast<size_t>(length));
@@ -74,7 +74,7 @@ std::string ReadProcessFile(pid_t pid, absl::string_view name) {
 }
 
 std::vector<absl::string_view> StatFields(absl::string_view text) {
-  // PID (NAME) STATE ...: the name may have anything in it.
+  // PID (NAME) STATE ...: the name may contain anything.
   const size_t name_end = text.rfind(')');
   if (name_end == absl::string_view::npos) return {};
   return absl::StrSplit(text.substr(name_end + 1), absl::ByAnyChar(" \n"), absl::SkipEmpty());
@@ -147,8 +147,8 @@ void ProcessFiles::LookAtProcess(pid_t pid) {
   const std::string tasks_path = absl::StrCat("/proc/", pid, "/task");
   const Directory tasks(opendir(tasks_path.c_str()));
   bool could_look = tasks != nullptr;
-  pid_t looked_at = 0;  // a thread whose descriptors were
-  // All threads have the same mappings, but one that has ended has none.
+  pid_t looked_at = 0;  // last thread with its descriptors read
+  // All threads have the same mappings, but an ended thread has none.
   bool mapped_seen = where_ == Where::kDescriptors;
   while (could_look) {
     errno = 0;
@@ -167,7 +167,7 @@ void ProcessFiles::LookAtProcess(pid_t pid) {
     bool is_empty = false;
     if (could_look && !mapped_seen) could_look = LookAtMappings(pid, task, &is_empty);
     mapped_seen = mapped_seen || !is_empty;
-    // A thread that has ended meanwhile holds nothing.
+    // A thread ended meanwhile holds nothing.
     could_look = could_look || errno == ENOENT || errno == ESRCH;
   }
   if (could_look) return;
@@ -181,7 +181,7 @@ bool ProcessFiles::LookAtDescriptors(pid_t pid, const std::string& task) {
   if (base < 0) return false;
   std::array<char, 512> link = {};
   for (errno = 0; const dirent* entry = readdir(directory.get()); errno = 0) {
-    // Most are none of those looked for: the link says so, and costs less than stat().
+    // Most descriptors are of other files: the link says so, and costs less than stat().
     const ssize_t length = readlinkat(base, entry->d_name, link.data(), link.size());
     const absl::string_view text(link.data(), length < 0 ? 0 : static_cast<size_t>(length));
     if (absl::StartsWith(text, link_)) OnDescriptor(pid, base, entry->d_name, text);
@@ -189,8 +189,8 @@ bool ProcessFiles::LookAtDescriptors(pid_t pid, const std::string& task) {
   return errno == 0;
 }
 
-// What /proc/PID/fd says is for the process's own user and those with CAP_DAC_READ_SEARCH; fdinfo, which says less and
-// costs more to read, is for those with CAP_SYS_PTRACE.
+// /proc/PID/fd is open to the process's own user and with CAP_DAC_READ_SEARCH. fdinfo, with less content at a higher
+// cost, is open with CAP_SYS_PTRACE.
 bool ProcessFiles::LookAtDescriptorInfo(pid_t pid, const std::string& task) {
   if (errno != EACCES) return false;
   const Directory directory(opendir(absl::StrCat(task, "/fdinfo").c_str()));

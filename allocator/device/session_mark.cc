@@ -27,8 +27,8 @@ namespace {
 
 constexpr char kMarkName[] = "vrambroker-session";
 
-// All memory files of a machine are on one file system that nobody else mounts, so that one of our own says how the
-// others are called: all but the inode.
+// All memory files of a machine are on one file system, mounted by no user, so a memory file of our own gives the
+// identity of the rest, except for the inode.
 absl::StatusOr<OpenFile> OneOfOurs() {
   const UniqueFd ours = MakeSessionMark();
   if (!ours.valid()) return DescriptorError(errno, "memfd_create");
@@ -41,10 +41,10 @@ OpenFile FileOf(SessionMark mark, OpenFile ours) {
   return ours;
 }
 
-// Whether a process has files of the driver open.
+// Searches a process for open files of the driver.
 class DriverFiles : public ProcessFiles {
  public:
-  // True also when it cannot be told.
+  // Returns true also if unknown.
   static bool AreOpenIn(pid_t pid, const std::string& path) {
     DriverFiles search(path);
     const absl::Status looked = search.LookAt(pid);
@@ -54,7 +54,7 @@ class DriverFiles : public ProcessFiles {
  private:
   explicit DriverFiles(const std::string& path) : ProcessFiles("", Where::kDescriptors), path_(path) {}
 
-  // Of a process in a chroot, the path as it is from here begins with that of the chroot.
+  // For a process in a chroot, the path as seen from here begins with the path of the chroot.
   void OnDescriptor(pid_t /*pid*/, int /*directory*/, const char* /*name*/, absl::string_view link) override {
     if (absl::StrContains(link, path_)) found_ = true;
   }
@@ -64,7 +64,7 @@ class DriverFiles : public ProcessFiles {
   }
   void OnMapping(pid_t /*pid*/, const char* /*line*/) override {}
 
-  // What the process calls so: in a container the files may be others than here.
+  // Finds inodes under the paths as the process sees them: in a container the files may differ from ours.
   absl::flat_hash_set<uint64_t> FindInodes(pid_t pid) {
     absl::flat_hash_set<uint64_t> inodes;
     const size_t slash = path_.rfind('/');

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SessionMark: who has inherited what a session's client had open.
+// SessionMark: finds processes that inherited the open files of a session's client.
 //
-// A driver does not name the processes that hold a GPU's memory. A child made by fork() has its parent's descriptors of
-// the GPU, and keeps the memory, and what still runs on it, alive when its parent has died. It has the client's mark as
-// well: a memory file, open for nothing else. A child that calls exec() has neither, and one may close those of the GPU
-// (Megatron-LM's data loaders do, since its pull request 3684). A process has one mark for all its sessions: a child
-// may be older than a session, but not than the descriptors. A mark is no socket, because a child may close those:
-// gRPC does, with GRPC_ENABLE_FORK_SUPPORT.
+// A driver does not name the processes holding a GPU's memory. A child made by fork() has its parent's descriptors of
+// the GPU, and keeps the memory, and work still running there, alive after its parent's death. The child also has the
+// client's mark: a memory file, open for no other purpose. A child that calls exec() has neither, and a child may close
+// the descriptors of the GPU (Megatron-LM's data loaders do, since its pull request 3684). A process has one mark for
+// all its sessions: a child may be older than a session, but not than the descriptors. A socket would not do as a mark,
+// because a child may close sockets: gRPC does, with GRPC_ENABLE_FORK_SUPPORT.
 #ifndef VRAMBROKER_ALLOCATOR_DEVICE_SESSION_MARK_H_
 #define VRAMBROKER_ALLOCATOR_DEVICE_SESSION_MARK_H_
 
@@ -22,21 +22,21 @@
 
 namespace vrambroker {
 
-// The inode of the memory file; 0 when it is not known.
+// Inode of the memory file; 0 when not known.
 using SessionMark = uint64_t;
 
-// For the client: close-on-exec, to be passed to nobody. Invalid when the kernel makes none.
+// For the client: makes a mark, close-on-exec, to be passed to no process. Invalid when the kernel makes none.
 UniqueFd MakeSessionMark();
 
-// For the daemon: the mark that process `pid` has open as `fd`. InvalidArgument: that is no mark. PermissionDenied: its
-// descriptors may not be read; ProcessFiles says what that takes. Otherwise errors of the system.
+// For the daemon: finds the mark open as `fd` in process `pid`. InvalidArgument: `fd` is no mark. PermissionDenied: the
+// process's descriptors may not be read; ProcessFiles lists the privileges needed. Otherwise errors of the system.
 absl::StatusOr<SessionMark> FindSessionMark(pid_t pid, uint32_t fd);
 
-// Other processes that have the marks open, and the driver: "segment" is the index of the mark. Marks that are not
-// known have no holders. Errors as ProcessFiles::Walk().
+// Finds other processes with both the marks and the driver open; "segment" is the index of the mark. Unknown marks have
+// no holders. Errors as ProcessFiles::Walk().
 //
-// `driver_files`: what the paths of the driver's files begin with. A process that has closed them has let go of the
-// memory. Where this process has none of them, the driver's files are called otherwise, and the mark alone decides.
+// `driver_files`: beginning of the paths of the driver's files. A process without open driver files has let go of the
+// memory. If the calling process has none open, the driver's files have other names, and the mark alone decides.
 absl::StatusOr<SegmentHolders> FindMarkHolders(absl::Span<const SessionMark> marks,
                                                const std::string& driver_files = "/dev/nvidia");
 
