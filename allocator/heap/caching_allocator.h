@@ -124,7 +124,7 @@ class CachingAllocator {
 
   // Keeps the last `max_events` events for snapshots, including events kept before; 0 (the default) keeps none. A free
   // completed at once counts as one event. Without `exact_times`, events of hits and frees have the time of the last
-  // NoteTime(), or of the last allocation after NoteEachTime().
+  // clock read: see NoteTime() and NoteEachTime().
   void SetRecording(size_t max_events, bool exact_times = true) ABSL_LOCKS_EXCLUDED(mu_);
   // Keeps at least `events` events, with exact times, regardless of SetRecording(); 0 ends this.
   void HoldRecording(size_t events) ABSL_LOCKS_EXCLUDED(mu_);
