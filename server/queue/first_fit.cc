@@ -8,8 +8,8 @@ namespace vrambroker {
 struct FirstFit::Node {
   Place place;
   uint64_t bytes = 0;
-  uint64_t least_bytes = 0;  // of this one and all below
-  uint32_t rank = 0;         // the highest is the root of its tree
+  uint64_t least_bytes = 0;  // least `bytes` of the subtree
+  uint32_t rank = 0;         // highest at the root of a tree
   NodePtr left{};
   NodePtr right{};
 };
@@ -76,7 +76,7 @@ void FirstFit::Erase(const Place& place) {
 std::optional<Place> FirstFit::First(uint64_t bytes) const {
   const Node* node = root_.get();
   if (node == nullptr || node->least_bytes > bytes) return std::nullopt;
-  // There is one below `node`, always.
+  // The subtree of `node` always contains a match.
   while (true) {
     if (node->left != nullptr && node->left->least_bytes <= bytes) {
       node = node->left.get();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FirstFit: requests in the order in which they are served, and what each needs. Finds the first that needs no more
-// than there is.
+// FirstFit: requests in serving order, each with the bytes it needs. Finds the first request needing no more than is
+// free.
 #ifndef VRAMBROKER_SERVER_QUEUE_FIRST_FIT_H_
 #define VRAMBROKER_SERVER_QUEUE_FIRST_FIT_H_
 
@@ -13,14 +13,14 @@
 
 namespace vrambroker {
 
-// Minus the priority, then the arrival, which is a request's own.
+// Negated priority, then the arrival, unique per request.
 using Place = std::pair<int, uint64_t>;
 
-// A treap (Aragon and Seidel, "Randomized Search Trees", 1989) whose nodes know the least that is needed below them. A
-// call takes O(log n) expected time, even when clients choose the places to slow it down. Not thread-safe.
+// A treap (Aragon and Seidel, "Randomized Search Trees", 1989); each node knows the least need of its subtree. A call
+// takes O(log n) expected time, even when clients choose places to slow the search down. Not thread-safe.
 class FirstFit {
  public:
-  // `random` outlives it. It is to be such that nobody can choose places by what it will say.
+  // `random` outlives the object and must be unpredictable to clients.
   explicit FirstFit(std::minstd_rand* random);
   ~FirstFit();
   FirstFit(FirstFit&&) noexcept;
@@ -31,7 +31,7 @@ class FirstFit {
   void Insert(const Place& place, uint64_t bytes);
   // REQUIRES: `place` is here.
   void Erase(const Place& place);
-  // The first that needs at most `bytes`; nullopt when there is none.
+  // Returns the first request needing at most `bytes`; nullopt when there is none.
   std::optional<Place> First(uint64_t bytes) const;
 
  private:
@@ -39,7 +39,7 @@ class FirstFit {
   using NodePtr = std::unique_ptr<Node>;
 
   static void Update(Node& node);
-  // All before `place`, and the others.
+  // Returns the nodes before `place`, and the rest.
   static std::pair<NodePtr, NodePtr> Split(NodePtr node, const Place& place);
   // REQUIRES: all of `left` come before all of `right`.
   static NodePtr Merge(NodePtr left, NodePtr right);

@@ -24,7 +24,7 @@ std::vector<ReclaimVictim> ChooseVictims(const std::vector<ReclaimCandidate>& ca
   };
   std::vector<Offer> offers;
   offers.reserve(candidates.size());
-  absl::flat_hash_map<ShareId, uint64_t> left;  // that a share may give to others
+  absl::flat_hash_map<ShareId, uint64_t> left;  // bytes each share may still free for the device
   for (const ReclaimCandidate& candidate : candidates) {
     const uint64_t bytes = std::min(candidate.idle_bytes, AboveGuarantee(candidate));
     if (bytes > 0 && !candidate.is_slow) offers.push_back({.of = &candidate, .bytes = bytes});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who is asked to give memory back when somebody else needs it.
+// Chooses the sessions to ask for memory when a request lacks some.
 #ifndef VRAMBROKER_SERVER_QUEUE_RECLAIM_H_
 #define VRAMBROKER_SERVER_QUEUE_RECLAIM_H_
 
@@ -14,25 +14,25 @@
 
 namespace vrambroker {
 
-// A session that holds memory of the device and can be asked.
+// A session holding memory of the device; can be asked to give memory back.
 struct ReclaimCandidate {
   SessionId session{};
   int priority = 0;
   uint64_t reserved_bytes = 0;
   uint64_t guarantee_bytes = 0;
-  uint64_t idle_bytes = 0;  // of these, in segments that hold no block, by its last figures
-  bool is_slow = false;     // it has been asked, and has not answered for a moment: others are asked instead, if any
+  uint64_t idle_bytes = 0;  // part of reserved_bytes in segments without blocks, per the last figures
+  bool is_slow = false;     // has left a question unanswered for a moment: ask other sessions instead, if any
   ShareId share{};
-  // What its share uses and is not guaranteed: no more of it comes free for others, whatever its sessions give back.
+  // Bytes used by the share beyond its guarantee: giving back more frees nothing outside the share.
   uint64_t share_bytes = std::numeric_limits<uint64_t>::max();
 };
 
-// What a request lacks.
+// Bytes missing for a request.
 struct Missing {
-  uint64_t bytes = 0;     // of the device: anybody may give them back
-  ShareId share{};        // of the request's session
-  uint64_t in_share = 0;  // of the share's limit: what its own sessions have to give back
-  // Of `bytes`, what its own sessions may give back: no more of theirs comes free.
+  uint64_t bytes = 0;     // on the device: any session may give bytes back
+  ShareId share{};        // share of the request's session
+  uint64_t in_share = 0;  // under the share's limit: only its own sessions can give bytes back
+  // Part of `bytes` obtainable from the share's own sessions: giving back more frees nothing.
   uint64_t from_share = std::numeric_limits<uint64_t>::max();
 
   bool is_nothing() const { return bytes == 0 && in_share == 0; }
@@ -45,32 +45,33 @@ struct ReclaimVictim {
   friend bool operator==(const ReclaimVictim&, const ReclaimVictim&) = default;
 };
 
-// Who is to give how much back, so that it comes to what is missing, or as much as there is. Nobody is asked for more
-// than is reclaimable, or below its guarantee, or its share's. Sessions of the lowest priority come first, among them
-// the one with the most to give. Nobody waits for slow ones. What is missing in the share is asked for first: it counts
-// for the device, too. Pure.
+// Chooses how much each session gives back, to cover the missing bytes or as much as is available. No session is asked
+// for more than its reclaimable bytes, nor below its guarantee or its share's. Sessions of the lowest priority come
+// first; within a priority, the session with the most to give. Slow sessions are skipped. Bytes missing in the share
+// are asked for first, and count for the device, too. Pure.
 std::vector<ReclaimVictim> ChooseVictims(const std::vector<ReclaimCandidate>& candidates, const Missing& missing);
 
-// The same when the figures say that nobody has enough: they may be a second old. Everybody above its guarantee is
-// asked for all that is wanted, slow ones too: they may have more than they were asked for. Pure.
+// Fallback when no session has enough by its figures: figures may be a second old. Asks every session above its
+// guarantee, slow or not, for all missing bytes: a session may hold more than it was asked for. Pure.
 std::vector<ReclaimVictim> EveryVictim(const std::vector<ReclaimCandidate>& candidates, const Missing& missing);
 
-// How a session was last asked for a request, what its figures said then, and what came of it.
+// Last question to a session for a request: the session's figures then, and the outcome.
 struct LastAsked {
   uint64_t reserved_bytes = 0;
   uint64_t idle_bytes = 0;
-  bool by_figures = false;  // as ChooseVictims() says; else with everybody
+  bool by_figures = false;  // by ChooseVictims(); else by EveryVictim()
   bool is_answered = false;
-  bool has_given = false;  // anything, by its answer
+  bool has_given = false;  // the answer gave something back
   bool is_long_ago = false;
 };
 
-// With everybody, for a request of this priority. One question is enough for a session of higher priority. Pure.
+// Whether EveryVictim() may include the session, for a request of this priority. A session of higher priority is asked
+// only once. Pure.
 bool MayAskWithEverybody(const ReclaimCandidate& candidate, int priority, const std::optional<LastAsked>& last);
 
-// By its figures, for a request of this priority that goes on waiting. A session that has given nothing the last time
-// is asked when its figures change, or after a long time. One that is more important than the request is asked after a
-// long time only: its memory may have become idle since its first answer. Pure.
+// Whether ChooseVictims() may include the session again, for a waiting request of this priority. After giving nothing,
+// a session is asked again when its figures change, or after a long time. Above the request's priority, a session asked
+// by its figures is asked again only after a long time: its memory may have become idle since its first answer. Pure.
 bool MayAskAgain(const ReclaimCandidate& candidate, int priority, const std::optional<LastAsked>& last);
 
 }  // namespace vrambroker

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A pass over the queue looks at those alone for whom something may have changed. Who they are is known by
+// A pass over the queue visits only requests that a change may affect, found by
 //
-//   groups_     what each needs, against what is free: FirstFit
-//   to_visit_   new ones, those whose session has changed, those whose asking came to an end
-//   timers_     those whose time has come
-//   last_hope_  those to be refused when nobody is to answer any more, and nothing settles
+//   groups_     needed bytes, against free bytes: FirstFit
+//   to_visit_   new requests, requests of changed sessions, requests done with asking
+//   timers_     requests whose time has come
+//   last_hope_  requests to refuse when no answer is outstanding and nothing settles
 //
-// Requests that fit, but are held back, are in groups of their own until the hold ends.
+// Requests kept back only by a hold are in separate groups until the hold ends.
 #include "server/queue/request_queue.h"
 
 #include <algorithm>
@@ -19,9 +19,9 @@
 namespace vrambroker {
 namespace {
 
-constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();  // so much is not free
+constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();  // more than is ever free
 
-// Bounds of what a histogram counts.
+// Bucket boundaries of the histograms.
 prometheus::Histogram::BucketBoundaries WaitSeconds() {
   return {0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600};
 }
@@ -64,7 +64,7 @@ void RequestQueue::Add(QueuedRequest request) {
     MutexLock lock(mu_);
     const SteadyTime now = hooks_.clock();
     const bool awaits_look = !request.guarantee && pool_.IsClosingCarriedOver(request.session);
-    // With the lock held: a change that comes too late for this is in time for UpdatePriority() to find the request.
+    // Read the priority under the lock: after a later change, UpdatePriority() finds the request.
     const int priority = pool_.GetAccount(request.session).value_or(AccountState()).priority;
     Insert({-priority, next_arrival_++},
            {.request = std::move(request), .since = now, .awaits_look = awaits_look, .served_since = now});
@@ -87,8 +87,8 @@ void RequestQueue::CancelIf(SessionId session, const std::function<bool(const Qu
                             const absl::Status& why) {
   Finished finished;
   {
-    // Always, not only when there are any by size(): who cancels has said so before, who adds looks for that
-    // afterwards, and of the two this lock lets at least one see the other. Without it, on arm64, neither might.
+    // Lock even when size() is 0: cancellers set a flag before Cancel(), and requesters read the flag after Add(), so
+    // the lock lets at least one side see the other. Without the lock, on arm64, neither might.
     MutexLock lock(mu_);
     for (const Place& place : PlacesOf(session)) {
       const auto it = waiters_.find(place);
@@ -98,7 +98,7 @@ void RequestQueue::CancelIf(SessionId session, const std::function<bool(const Qu
   }
   if (finished.empty()) return;
   TellAll(finished);
-  Wake();  // others may have waited behind it
+  Wake();  // requests behind may fit now
 }
 
 void RequestQueue::Retry(SessionId session) {
@@ -150,7 +150,7 @@ void RequestQueue::OnCapacityFreed() {
 
 std::optional<SteadyTime> RequestQueue::NextWake() const {
   MutexLock lock(mu_);
-  // A pass tells when it is done.
+  // A pass calls wake_changed when done.
   if (waiters_.empty() || passes_wanted_.load() > 0) return std::nullopt;
   const SteadyTime now = hooks_.clock();
   SteadyTime wake = timers_.empty() ? SteadyTime::max() : timers_.begin()->first;
@@ -213,7 +213,7 @@ void RequestQueue::Pass() {
     CallDue(now);
     Walk();
     is_served = ServeInOrder(now, finished, kept);
-    if (is_served && EndHold(now)) is_served = ServeInOrder(now, finished, kept);  // its request was served
+    if (is_served && EndHold(now)) is_served = ServeInOrder(now, finished, kept);  // the hold's request was served
     if (is_served) BeginHold(now);
     is_done = is_served && !walk_.has_value() && !visit_all_;
     ChooseWhoAsks(kept, now);
@@ -231,7 +231,7 @@ void RequestQueue::Pass() {
     MutexLock lock(after_mu_);
     after_.insert(after_.begin(), std::make_move_iterator(after.begin()), std::make_move_iterator(after.end()));
   }
-  // What has happened meanwhile is for another pass: no task is kept busy for as long as others like.
+  // Leave later events to another pass, so that no task is kept busy without end.
   if (!is_done || passes_wanted_.fetch_sub(wanted) != wanted) return hooks_.run([this] { Pass(); });
   if (hooks_.wake_changed) hooks_.wake_changed();
   CallAfter();
@@ -243,7 +243,7 @@ void RequestQueue::AfterPass(std::function<void()> then) {
     MutexLock lock(after_mu_);
     after_.push_back(std::move(then));
   }
-  // The pass may have ended before it could see that.
+  // The pass may have ended before it could see `then`.
   if (passes_wanted_.load() == 0) CallAfter();
 }
 
@@ -251,7 +251,7 @@ void RequestQueue::CallAfter() {
   std::vector<std::function<void()>> after;
   {
     MutexLock lock(after_mu_);
-    if (passes_wanted_.load() > 0) return;  // that pass does
+    if (passes_wanted_.load() > 0) return;  // the pending pass calls `after_`
     after.swap(after_);
   }
   for (const auto& then : after) then();
@@ -269,7 +269,7 @@ void RequestQueue::CallDue(SteadyTime now) {
     timers_.erase(timers_.begin());
     to_visit_.insert(place);
   }
-  // Somebody who was asked may be slow, and memory of a process that has just died is back in a moment.
+  // An asked session may be slow, and memory of a process that has just died is back in a moment.
   if (last_hope_.empty() || AnswersUntil(now).has_value() || pool_.IsSettling()) return;
   to_visit_.insert(last_hope_.begin(), last_hope_.end());
 }
@@ -304,7 +304,7 @@ bool RequestQueue::ServeInOrder(SteadyTime now, Finished& finished, std::vector<
     if (!to_visit_.empty()) next = std::min(next.value_or(*to_visit_.begin()), *to_visit_.begin());
     if (!next.has_value()) return true;
     Visit(*next, now, finished, kept);
-    TakeChanges();  // each grant changes it
+    TakeChanges();  // each grant makes changes
   }
   return false;
 }
@@ -326,12 +326,12 @@ void RequestQueue::Reconsider(SessionId session) {
     return;
   }
   own.unused_guarantee_bytes = account->unused_guarantee_bytes();
-  // What its limit, or its share's, or the guarantees of others may forbid for good now.
+  // Visit requests now forbidden for good by the session's limit, the share's limit, or other guarantees.
   const uint64_t most = std::min(SaturatingSub(account->limit_bytes, account->reserved_bytes), pool_.MostEver(session));
   for (auto request = own.requests.rbegin(); request != own.requests.rend() && request->first > most; ++request) {
     to_visit_.insert(request->second);
   }
-  // Where they are found depends on little, and hardly ever changes.
+  // Groups depend on little, and hardly ever change.
   const auto put_again = [&](const Place& place) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     Waiter& waiter = waiters_.at(place);
     if (waiter.group.has_value()) PutInGroup(place, waiter, *account, waiter.group->is_held_back);
@@ -381,7 +381,7 @@ void RequestQueue::Visit(const Place& place, SteadyTime now, Finished& finished,
     waiter.awaits_look = false;
     waiter.served_since = now;
   }
-  // Looked at before the attempt: what settles now may be free right after an attempt that fails.
+  // Check before the attempt: memory settling now may be free right after a failed attempt.
   const bool is_hopeless = IsHopeless(waiter, place, now);
   const absl::Status status = TryGrant(request, place);
   const std::optional<OomCause> cause = SegmentRefusalCause(status);
@@ -436,7 +436,7 @@ void RequestQueue::Insert(const Place& place, Waiter waiter) {
   const auto [it, is_new] = of_session_.try_emplace(session);
   if (is_new) {
     pool_.Watch(session, true);
-    Reconsider(session);  // what has changed before
+    Reconsider(session);  // catches up with earlier changes
   }
   it->second.requests.emplace(waiter.request.bytes, place);
   if (waiter.request.guarantee) it->second.guarantees.insert(place);
@@ -494,7 +494,7 @@ void RequestQueue::PutInGroup(const Place& place, Waiter& waiter, const AccountS
   } else {
     if (account.share_limit_bytes != AccountState::kNoBound) group.share = {account.share, account.share_limit_bytes};
     if (of_session_.at(waiter.request.session).has_guarantee) group.session = waiter.request.session;
-    // Unless it awaits a look that may let it grow, it is refused.
+    // Beyond the limit, a request waits only for a look that may let the session grow; without a look, it is refused.
     if (waiter.awaits_look && needed > SaturatingSub(account.limit_bytes, account.reserved_bytes)) needed = kNever;
   }
   groups_.try_emplace(group, &random_).first->second.Insert(place, needed);

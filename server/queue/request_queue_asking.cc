@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who is asked for a request that does not fit:
+// Asking for a request that does not fit:
 //
-//   Add --> asks those chosen by their figures --> asks everybody above its guarantee --> waits --> refused
+//   Add --> asks sessions chosen by figures -----> asks everybody above its guarantee --> waits --> refused
 //    \___________\________________________________________\_______________________________/--> granted, cancelled
-//                                                         (the first one, and the first of each share, asks again when
+//                                                         (the first request, and each share's first, ask again when
 //                                                          figures say something new)
 //
-// Before all that, it may await the look at what its session has closed of an earlier run.
+// Before all steps, a request may await the look at memory of an earlier run closed by its session.
 //
-// Figures may be a second old, hence the second step, which is taken once for a request, for all together ten times a
-// second at most. Later on, figures have had the time to tell.
+// Figures may be a second old, hence the second step, taken once per request and, for all requests together, ten times
+// a second at most. Later on, figures have had time to catch up.
 #include <algorithm>
 #include <limits>
 
@@ -49,7 +49,7 @@ std::vector<Place> RequestQueue::WhoMayAskAgain() const {
 void RequestQueue::ChooseWhoAsks(const std::vector<Place>& kept, SteadyTime now) {
   const auto starts = [&](const Place& place, Waiter& waiter, Asking asking) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     waiter.asking = asking;
-    ++waiter.round;  // an answer to the last one is not one to this
+    ++waiter.round;  // answers to the last round do not count
     waiter.asking_since = now;
     waiter.ask_again = now + kAskPeriod;
     to_ask_.insert(place);
@@ -74,12 +74,12 @@ void RequestQueue::ChooseWhoAsks(const std::vector<Place>& kept, SteadyTime now)
       const SteadyTime::duration patience =
           waiter.asking == Asking::kAgain ? options_.reclaim_timeout / 8 : options_.reclaim_timeout;
       if (now >= waiter.asking_since + patience) {
-        StopAsking(waiter);  // no longer waits for those that have not answered
+        StopAsking(waiter);  // stop waiting for silent sessions
       } else if (waiter.asking == Asking::kChosen && now >= waiter.asking_since + options_.reclaim_timeout / 8) {
-        waiter.asking = Asking::kSoonEverybody;  // one that is silent does not keep the others from being asked
+        waiter.asking = Asking::kSoonEverybody;  // a silent session does not delay questions to the rest
       }
     }
-    // Those that this pass leaves to the next ask with it.
+    // Requests left to the next pass still ask with the current round.
     const bool may_ask = is_time || (asks_everybody_ && waiter.asking_since <= everybody_asked_);
     if (waiter.asking == Asking::kSoonEverybody && may_ask) {
       waiter.asking = Asking::kEverybody;
@@ -160,9 +160,9 @@ void RequestQueue::Ask(uint64_t arrival, Questions& questions) {
   }
   for (ReclaimCandidate& candidate : candidates) {
     if (candidate.session != request.session) continue;
-    // What is reclaimable in the session itself comes first.
+    // Reclaim from the session itself first.
     candidate.priority = std::numeric_limits<int>::min();
-    // What it holds within the guarantee counts for it: to give that back frees nothing.
+    // Bytes held within the guarantee count for it: giving them back frees nothing.
     if (request.guarantee) candidate.guarantee_bytes = std::max(candidate.guarantee_bytes, request.bytes);
   }
   const bool is_anybody_there = !EveryVictim(candidates, missing).empty();
@@ -205,7 +205,7 @@ void RequestQueue::Ask(uint64_t arrival, Questions& questions) {
     }
     if (!victims.empty()) return;
     if (is_there) {
-      waiter.asking = Asking::kNobody;  // the pass to come may find that others are first
+      waiter.asking = Asking::kNobody;  // the next pass may find earlier requests
     } else if (waiter.asking == Asking::kChosen && is_anybody_there) {
       waiter.asking = Asking::kSoonEverybody;
     } else {
@@ -219,7 +219,7 @@ void RequestQueue::Ask(uint64_t arrival, Questions& questions) {
 void RequestQueue::Answered(const Question& question) {
   const SessionId victim = question.victim.session;
   const uint64_t reserved = pool_.GetAccount(victim).value_or(AccountState()).reserved_bytes;
-  bool is_last = false;  // of its answers, or of those to a round
+  bool is_last = false;  // of the session's answers, or of answers to a round
   {
     MutexLock lock(mu_);
     const auto owed = owed_.find(victim);
@@ -250,7 +250,7 @@ void RequestQueue::Answered(const Question& question) {
       is_last = true;
     }
   }
-  // What came back is there already: it may be enough. If it is not, it may have been the last hope.
+  // Returned memory is already free, and may be enough. If not, the answer may have been the last hope.
   if (is_last) Wake();
 }
 

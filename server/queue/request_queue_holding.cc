@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Free memory that is held back for a large request, so that it does not starve. Whether it is of use depends on what
-// all sessions hold, and on all requests: that is looked at some 64 times a second at most.
+// Holds free memory back for a large request, to prevent starvation. A hold's use depends on the holdings of all
+// sessions and on all requests, so it is checked some 64 times a second at most.
 #include <algorithm>
 #include <limits>
 
@@ -12,7 +12,7 @@ namespace vrambroker {
 
 bool RequestQueue::IsHeldBack(const QueuedRequest& request, const Place& place) const {
   if (!hold_.has_value() || hold_->place == place) return false;
-  // A guarantee would take what is held back out of reach for good.
+  // A guarantee would put held-back memory out of reach for good.
   return request.guarantee ? place.first >= hold_->place.first : pool_.IsHeldBack(request.session, request.bytes);
 }
 
@@ -21,7 +21,7 @@ uint64_t RequestQueue::CameBackLately(SteadyTime now) {
   if (came_back_.empty() || now - came_back_.back().first >= options_.hold_back_time / kHoldLooks) {
     came_back_.emplace_back(now, total);
   }
-  // The oldest one that stays is from the beginning of that time, or before it.
+  // Keep one sample from the beginning of that time, or before.
   while (came_back_.size() > 1 && came_back_[1].first <= now - options_.hold_back_time) came_back_.pop_front();
   return total - came_back_.front().second;
 }
@@ -103,11 +103,11 @@ void RequestQueue::BeginHold(SteadyTime now) {
   for (size_t i = 0; i < qualified.size(); ++i) {
     const auto& [place, waiter] = *qualified[i];
     const QueuedRequest& request = waiter.request;
-    // Not more than these sessions hold, however often it has come back.
+    // At most the bytes held by these sessions, however often bytes came back.
     const uint64_t churning = std::min(came_back, expected[i].churning_bytes);
     const uint64_t missing = pool_.MissingBytes(request.session, request.bytes, /*guarantee=*/false);
     const uint64_t comes_back = expected[i].returning_bytes + churning;
-    // The device's memory is of no use to it while its share's limit is in the way.
+    // Device memory is of no use while the share's limit is in the way.
     if (pool_.MissingInShare(request.session, request.bytes) > 0) continue;
     if (missing > waiter.expected + comes_back || missing > AskedFor(waiter, now) + comes_back) continue;
     hold_ = {.place = place,
