@@ -44,7 +44,7 @@ const Account* Accounts::Find(SessionId session) const {
   return it == accounts_.end() ? nullptr : &it->second;
 }
 
-// ---- What an account may have ----
+// ---- Limits and guarantees ----
 
 absl::Status Accounts::SetLimit(Account& account, uint64_t bytes) {
   if (absl::Status status = ledger_.SetLimit(account.state, bytes); !status.ok()) return status;
@@ -93,12 +93,12 @@ absl::Status Accounts::SetClaimGuarantee(ClaimId claim, uint64_t bytes) {
 }
 
 void Accounts::CloseClaim(ClaimId claim) {
-  (void)ledger_.SetGuarantee(claim, 0);  // less is always possible
+  (void)ledger_.SetGuarantee(claim, 0);  // lowering is always possible
   claim_bounds_.erase(claim);
   ledger_.CloseClaim(claim);
 }
 
-// ---- What is charged ----
+// ---- Charging ----
 
 void Accounts::Charge(Account& account, uint64_t bytes) {
   if (account.state.reserved_bytes == 0) account.holds_since = clock_();
@@ -148,7 +148,7 @@ bool Accounts::ConsumeGrant(Account& account, uint64_t bytes) {
   return true;
 }
 
-// ---- Who waits for whom ----
+// ---- Waiting for other sessions' memory ----
 
 void Accounts::HoldBack(std::optional<Ledger::Held> held) {
   ledger_.HoldBack(held);

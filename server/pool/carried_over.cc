@@ -8,13 +8,13 @@
 namespace vrambroker {
 namespace {
 
-// A look at all processes takes milliseconds. Clients say when they have closed something; this is for all others.
+// A look at all processes takes milliseconds. Clients report closed segments; the period serves all remaining cases.
 constexpr std::chrono::milliseconds kPeriod(5000);
 constexpr std::chrono::milliseconds kSoon(20);
 
 bool Holds(const std::vector<ProcessId>& holders, const ProcessId& process) {
   return std::any_of(holders.begin(), holders.end(), [&](const ProcessId& holder) {
-    // When a process started may not be known, for want of descriptors.
+    // The start time of a process may be unknown, for want of descriptors.
     return holder == process || (holder.pid == process.pid && (holder.started == 0 || process.started == 0));
   });
 }
@@ -78,7 +78,7 @@ CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments
       entry.is_doubted = true;
     }
     if (entry.is_seen) continue;
-    // What a client has said of it so far does not count any more.
+    // The file replaces earlier declarations by a client.
     if (!is_new) {
       Uncharge(entry, changes);
       Unname(entry);
@@ -100,7 +100,7 @@ CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments
   }
   bool any_gone = false;
   for (auto it = entries_.begin(); it != entries_.end();) {
-    // Twice: while it was looked for, it may have passed from a process that had not been looked at to one that had.
+    // Remove on the second miss: during a look, a file may pass from a process not yet looked at to one already done.
     if (it->second.is_missed && it->second.holders.empty()) {
       it = Remove(it, changes);
       any_gone = true;
@@ -112,8 +112,8 @@ CarriedOver::Changes CarriedOver::Found(const std::vector<LeftSegment>& segments
     }
     ++it;
   }
-  // A client that says again and again that it has closed what it has not must not keep the daemon looking. A look that
-  // nobody has asked for blames nobody.
+  // A client repeatedly reporting open segments as closed must not keep the daemon looking. Unrequested looks do not
+  // count against clients.
   soon_ = any_gone || !was_asked_for_ ? kSoon : std::min<SteadyTime::duration>(2 * soon_, kPeriod);
   return changes;
 }
@@ -152,7 +152,7 @@ CarriedOver::Changes CarriedOver::Declared(const Holder& holder, const ProcessId
     const Key key = is_file ? Key(Kind::kFile, segment.file_device, segment.file_inode)
                             : Key(Kind::kSaid, Raw(session), segment.id);
     if (const auto it = entries_.find(key); it != entries_.end()) {
-      // Several sessions of one process tell each other's apart; nobody takes over what another process holds.
+      // Sessions of a process tell their segments apart; no session takes over a segment of another process.
       Entry& entry = it->second;
       if (entry.id.has_value() || !Holds(entry.holders, process)) continue;
       if (entry.session != session) MoveTo(session, share, entry, changes);
@@ -190,7 +190,7 @@ CarriedOver::Changes CarriedOver::Freed(SessionId session, absl::Span<const uint
     if (named == by_id_.end()) continue;
     const auto it = entries_.find(named->second);
     if (it->second.is_seen) {
-      // Only the first claim counts: a client that repeats it could make its requests wait for ever.
+      // Only the first report counts: a client repeating it could make its requests wait for ever.
       if (it->second.is_doubted || it->second.closed_before > 0) continue;
       look_soon_ = true;
       it->second.closed_before = looks_ + 1;
@@ -232,7 +232,7 @@ void CarriedOver::StartLook() {
   is_looking_ = true;
   ++looks_;
   was_asked_for_ = look_soon_;
-  look_soon_ = false;  // what is said from now on is for the next one
+  look_soon_ = false;  // later reports are for the next look
 }
 
 void CarriedOver::EndLook(SteadyTime now) {

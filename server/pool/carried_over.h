@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CarriedOver: the segments that processes still hold from an earlier run of the daemon. That one took them from the
-// driver; this one can neither give them to anybody nor give them back. They are charged all the same, until nobody
-// holds them.
+// CarriedOver: segments still held by processes from an earlier run of the daemon. The earlier run took them from the
+// driver; the current run can neither hand them on nor free them. Charges stay until no process holds the segments.
 #ifndef VRAMBROKER_SERVER_POOL_CARRIED_OVER_H_
 #define VRAMBROKER_SERVER_POOL_CARRIED_OVER_H_
 
@@ -27,85 +26,85 @@ namespace vrambroker {
 
 inline constexpr SessionId kNoSession{};
 
-// A segment that a client says it carries over.
+// A segment carried over, as declared by a client.
 struct CarriedSegment {
-  uint64_t id = 0;  // the client's own, for saying that it has closed it
+  uint64_t id = 0;  // chosen by the client, for reporting the segment closed
   uint64_t bytes = 0;
-  uint64_t file_device = 0;  // which file it is; 0: none
+  uint64_t file_device = 0;  // identity of the file; 0: none
   uint64_t file_inode = 0;
 };
 
 // A plain container, not thread-safe.
 class CarriedOver {
  public:
-  // Whose account is to be charged or uncharged.
+  // A charge or uncharge to make.
   struct Change {
     SessionId session{};             // kNoSession: the share alone, or the device
-    std::optional<ShareId> share{};  // of the session, or else of who holds it; none: not known
+    std::optional<ShareId> share{};  // of the session, or else of the holder; none: not known
     uint64_t bytes = 0;
     bool is_charged = false;
   };
-  using Changes = std::vector<Change>;  // to be made in this order
+  using Changes = std::vector<Change>;  // to be made in order
 
-  // What one process or session holds, for people.
+  // Holdings of a process or session, for people.
   struct Holding {
     SessionId session{};
     uint64_t bytes = 0;
     uint64_t segments = 0;
-    std::vector<ProcessId> holders;  // of segments without a session: who had them open at the last look
+    std::vector<ProcessId> holders;  // without a session: openers at the last look
   };
 
   struct Segment {
-    uint64_t number = 0;  // to show; two may have the same
+    uint64_t number = 0;  // for display; not unique
     SessionId session{};
     uint64_t bytes = 0;
   };
 
-  // A session that holds some, and the share that they stay charged to when the session is no more.
+  // A session holding carried-over segments, and the share to charge after the session's end.
   struct Holder {
-    SessionId session{};  // kNoSession: the share alone is known
+    SessionId session{};  // kNoSession: only the share is known
     ShareId share;
   };
 
-  // These are all the files that processes hold now. `session_of` knows the session of a process, or its share.
+  // Takes in `segments`, all files held by processes now. `session_of` maps a process to its session, or its share.
   Changes Found(const std::vector<LeftSegment>& segments,
                 absl::FunctionRef<std::optional<Holder>(const ProcessId&)> session_of);
-  // A session of this process: what the process holds and no session has yet is its own. Or, without a session: it is
-  // charged to the share.
+  // Gives segments of the process without a session to the holder's session. Without a session, charges the segments to
+  // the holder's share.
   Changes Opened(const Holder& holder, const ProcessId& process);
-  // The claim is no more: what processes hold is charged to whom it was before it was charged to the claim.
+  // Charges segments of a closed claim to the share charged before the claim.
   Changes ClaimClosed(ClaimId claim);
-  // The session's client, this process, says that it carries these. It tells files that the daemon has seen in that
-  // process apart from those of other sessions of it. Anything else is believed, `most_bytes` of it at most.
+  // Takes in segments declared by the session's client, `process`. Declaring assigns files seen by the daemon in the
+  // process to the session, among several sessions of the process. Unseen segments are believed, up to `most_bytes`.
   Changes Declared(const Holder& holder, const ProcessId& process, absl::Span<const CarriedSegment> segments,
                    uint64_t most_bytes);
-  // The session's client begins to say anew all that it carries.
+  // Begins a full declaration by the session's client.
   void BeginDeclaration(SessionId session);
-  // It has said all: what it said before and has not since then is freed.
+  // Ends the declaration: segments declared earlier but not since BeginDeclaration() are freed.
   Changes EndDeclaration(SessionId session);
-  // The client says that it has closed these. Files are looked for.
+  // Takes in the client's report that it has closed the segments. For files, schedules a look.
   Changes Freed(SessionId session, absl::Span<const uint64_t> ids);
-  // The session is no more. Its files are nobody's until they are found to be gone; `goes_on`: so is the rest, since
-  // its process keeps all of it.
+  // Handles the end of the session. Its files belong to no session until a look finds them gone; with `goes_on`, so do
+  // its remaining segments, since the process keeps everything.
   Changes Closed(SessionId session, bool goes_on = false);
 
-  // When files are to be looked for; nullopt when there are none, or somebody looks.
+  // Time of the next look for files; nullopt when there are no files or a look is under way.
   std::optional<SteadyTime> next_look() const;
-  // Somebody looks. Found() tells what was found. One look at a time.
+  // Starts a look; Found() takes the result. Looks never overlap.
   void StartLook();
-  // The look has failed: what is said to be closed is not waited for any more.
+  // Call when the look has failed: ends the waiting for segments reported as closed.
   void CannotTell();
   void EndLook(SteadyTime now);
-  // Some may be gone by now.
+  // Call when some segments may be gone by now.
   void LookSoon() { look_soon_ = true; }
-  // The session's client says that it has closed some, and no look has confirmed or refuted that yet. A client is not
-  // believed again about a segment that a look has found open.
+  // Whether a segment was reported as closed by the session's client, with no look confirming or refuting the report
+  // yet. Reports about a segment once found open are no longer believed.
   bool IsClosing(SessionId session) const;
-  // Some were said to be gone, and that is still to be seen.
+  // Whether segments may be gone, and a look is due soon or under way.
   bool is_settling() const { return seen_ > 0 && (look_soon_ || is_looking_); }
 
   uint64_t bytes() const { return bytes_; }
-  // Of these, what is known only because clients say so.
+  // Part of bytes() known only from clients' declarations.
   uint64_t declared_bytes() const { return declared_bytes_; }
   std::vector<Holding> Holdings() const;
   std::vector<Segment> Segments() const;
@@ -115,16 +114,16 @@ class CarriedOver {
     uint64_t bytes = 0;
     SessionId session = kNoSession;
     std::optional<ShareId> share{};
-    std::optional<ShareId> share_before{};  // it was a claim's
-    std::optional<uint64_t> id{};           // what the session calls it, if it has declared it
+    std::optional<ShareId> share_before{};  // charged again once the claim in `share` is closed
+    std::optional<uint64_t> id{};           // chosen by the session; none: not declared
     bool is_seen = false;                   // in a process, by the daemon
-    bool is_missed = false;                 // not seen when it was last looked for
-    uint64_t closed_before = 0;  // the client says that it closed it before this look began; 0: it has not said so
-    bool is_doubted = false;     // it said so, and somebody had it open all the same
-    std::vector<ProcessId> holders{};  // when it was last looked for
+    bool is_missed = false;                 // not seen in the last look
+    uint64_t closed_before = 0;  // number of the first look after the client reported the file closed; 0: no report
+    bool is_doubted = false;     // reported closed, but found open
+    std::vector<ProcessId> holders{};  // in the last look
   };
   enum class Kind { kFile, kSaid };
-  using Key = std::tuple<Kind, uint64_t, uint64_t>;  // a file's device and inode, or the session and its id
+  using Key = std::tuple<Kind, uint64_t, uint64_t>;  // device and inode of a file, or session and id
   using Entries = absl::btree_map<Key, Entry>;
 
   void Charge(const Entry& entry, Changes& changes);
@@ -135,19 +134,19 @@ class CarriedOver {
   Entries::iterator Remove(Entries::iterator it, Changes& changes);
 
   Entries entries_;
-  absl::btree_map<std::pair<SessionId, uint64_t>, Key> by_id_;  // those that are declared
-  // Of these, those that are not declared again, so far, in the declaration that the session has begun.
+  absl::btree_map<std::pair<SessionId, uint64_t>, Key> by_id_;  // declared entries
+  // Subset of by_id_ not yet declared again in the session's current declaration.
   absl::btree_set<std::pair<SessionId, uint64_t>> unconfirmed_;
-  absl::btree_set<std::pair<SessionId, uint64_t>> closing_;  // those that have a `closed_before`
-  size_t seen_ = 0;                                          // entries
+  absl::btree_set<std::pair<SessionId, uint64_t>> closing_;  // entries with a `closed_before`
+  size_t seen_ = 0;                                          // number of seen entries
   uint64_t bytes_ = 0;
   uint64_t declared_bytes_ = 0;
-  uint64_t looks_ = 0;  // begun
+  uint64_t looks_ = 0;  // number of looks begun
   SteadyTime looked_ = SteadyTime::min();
   SteadyTime::duration soon_ = std::chrono::milliseconds(20);
   bool look_soon_ = false;
   bool is_looking_ = false;
-  bool was_asked_for_ = false;  // the look under way, or the last one
+  bool was_asked_for_ = false;  // for the current or last look
 };
 
 }  // namespace vrambroker

@@ -20,7 +20,7 @@ void DriverMemory::UpdateMost(uint64_t free, uint64_t at_most) {
 }
 
 void DriverMemory::Refused(uint64_t bytes, std::optional<uint64_t> free, uint64_t from_driver) {
-  // The next update may find more.
+  // Expect less than the refused bytes; the next update may find more.
   const uint64_t most = SaturatingSub(bytes, kSegmentGranuleBytes);
   refuses_beyond_ = from_driver + std::min(free.value_or(most), most);
 }
@@ -33,9 +33,9 @@ const DriverMemory::Unowned& DriverMemory::Settle(const Known& known) {
   foreign_ = std::min(foreign_, SaturatingSub(device_.total_bytes, known_));
   const uint64_t in_use = SaturatingSub(foreign_, SaturatingSub(device_.total_bytes, capacity_ + headroom_));
   unowned_.elsewhere = Elsewhere(in_use, known.declared);
-  // What clients say beyond that takes nothing from others: it is outside of a capacity that was chosen by what was
-  // free, or it is not true. Of a capacity that was chosen otherwise it is a part as far as others have come to use the
-  // device since clients held nothing.
+  // Declared bytes beyond `in_use` take nothing from accounts: the claim is false, or refers to memory outside a
+  // capacity chosen by free memory. For a capacity chosen otherwise, declared bytes are part of it as far as use of the
+  // device has grown since clients held nothing.
   const uint64_t since = most_free_ == 0 ? 0 : SaturatingSub(foreign_, SaturatingSub(device_.total_bytes, most_free_));
   if (device_.kind == DeviceKind::kCuda) {
     unowned_.beyond_capacity = SaturatingSub(known.declared, std::max(in_use, since));
@@ -44,33 +44,34 @@ const DriverMemory::Unowned& DriverMemory::Settle(const Known& known) {
   return unowned_;
 }
 
-// In use elsewhere are, beside what is carried over, contexts: what the capacity leaves of the device is for these. As
-// long as they cannot be all that nobody has declared, none of it is given to anybody: what is free stays above the
-// headroom. Once they can, they are within the headroom.
+// Memory in use elsewhere consists of carried-over memory and contexts; the headroom is meant for the contexts. While
+// contexts alone cannot explain all undeclared bytes, none is given to anybody, so free memory stays above the
+// headroom. Once contexts can explain all, the bytes are within the headroom.
 uint64_t DriverMemory::Elsewhere(uint64_t in_use, uint64_t declared) const {
   const uint64_t undeclared = SaturatingSub(in_use, declared);
   return undeclared > headroom_ ? undeclared : 0;
 }
 
-// The capacity was chosen once. Since then contexts of clients have come, and maybe other programs, and the driver has
-// less for segments: what it has now, less what the next client's context needs, is all that can be handed out. Without
-// this, the ledger would grant what the driver refuses, and nobody would be asked for memory or wait for it.
+// The capacity was chosen once. Since then, contexts of clients and maybe programs outside the broker have left the
+// driver less for segments. Only the driver's current memory, less the need of the next client's context, can be handed
+// out. Otherwise the ledger would grant bytes the driver refuses, and no session would be asked for memory or wait for
+// it.
 uint64_t DriverMemory::Outside(const Known& known) const {
   if (device_.kind != DeviceKind::kCuda || !has_.has_value()) return 0;
   const uint64_t has = std::min(SaturatingSub(*has_, NextContext(known)), refuses_beyond_);
-  // What is carried over is charged, too, and none of what the driver has.
+  // Carried-over memory is charged, too, and is not part of the driver's memory.
   return SaturatingSub(capacity_ + unowned_.beyond_capacity, has + known.carried_over + unowned_.elsewhere);
 }
 
-// The headroom, as long as contexts have not used it up; then as much as the contexts of this device take on average.
-// Nothing when the capacity was chosen without looking at what is free.
+// The headroom, until contexts have used it up; then the average context on the device. Returns 0 when the capacity was
+// chosen without looking at free memory.
 uint64_t DriverMemory::NextContext(const Known& known) const {
   if (headroom_ == 0) return 0;
   const uint64_t total = device_.total_bytes;
-  const uint64_t at_start = SaturatingSub(total, capacity_ + headroom_);  // in use, beside what is carried over
+  const uint64_t at_start = SaturatingSub(total, capacity_ + headroom_);  // in use, beside carried-over memory
   const uint64_t in_use = SaturatingSub(total, has_.value_or(total));
   const uint64_t contexts = SaturatingSub(in_use, at_start + known.carried_over + unowned_.elsewhere);
-  // What other programs use is no context of a client: where that is known, it does not count for the average.
+  // Memory of foreign programs is no client's context: where contexts are known, only they count for the average.
   const Contexts of_clients = contexts_.value_or(Contexts{.bytes = contexts, .clients = known.clients});
   const uint64_t average = std::min(headroom_, of_clients.bytes / std::max<uint64_t>(1, of_clients.clients));
   return std::max(SaturatingSub(headroom_, contexts), average);

@@ -36,13 +36,13 @@ absl::StatusOr<DriverSegments::Obtained> DriverSegments::ObtainFromDriver(
   const SteadyTime deadline = std::chrono::steady_clock::now() + free_timeout_;
   uint64_t freed = counts().freed;
   absl::StatusOr<DeviceSegment> segment = device_.AllocateSegment(bytes);
-  // Other calls may still be freeing what the ledger counts as free: after each of them there may be room.
+  // Concurrent calls may still be freeing bytes the ledger counts as free: retry after each free.
   while (absl::IsResourceExhausted(segment.status()) && AwaitFree(freed, deadline)) {
     freed = counts().freed;
     segment = device_.AllocateSegment(bytes);
   }
   if (absl::IsResourceExhausted(segment.status())) {
-    // Somebody outside of the broker took device memory. Idle segments help.
+    // A program outside the broker took device memory. Idle segments help.
     (void)Free(take_idle());
     (void)RetryFrees();
     segment = device_.AllocateSegment(bytes);
@@ -64,7 +64,7 @@ absl::StatusOr<DriverSegments::Obtained> DriverSegments::ObtainFromDriver(
   return obtained;
 }
 
-// Call it after the driver has given the segment: its earlier owners are in freed_tenant_ by then.
+// Call after the driver has given the segment: by then, freed_tenant_ includes its earlier owners.
 absl::Status DriverSegments::Scrub(const std::string& tenant, const DeviceSegment& segment) {
   if (!device_.properties().keeps_freed_bytes) return absl::OkStatus();
   {
@@ -89,7 +89,7 @@ uint64_t DriverSegments::Free(const std::vector<UnleasedSegment>& entries) {
   uint64_t taken = 0;
   for (const UnleasedSegment& entry : entries) {
     if (FreeOne(entry.segment)) taken += entry.segment.bytes;
-    // After each, for those who wait for just this much.
+    // Notify after each segment: a waiter may need no more.
     MutexLock lock(mu_);
     ++counts_.freed;
     counts_.freeing_bytes -= entry.segment.bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DriverSegments: a pool's segments on their way from the driver and back to it.
+// DriverSegments: a pool's segments on their way from and to the driver.
 #ifndef VRAMBROKER_SERVER_POOL_DRIVER_SEGMENTS_H_
 #define VRAMBROKER_SERVER_POOL_DRIVER_SEGMENTS_H_
 
@@ -20,7 +20,7 @@
 
 namespace vrambroker {
 
-// Thread-safe. Calls marked (driver) may take milliseconds. They hold no lock meanwhile, and the caller holds none.
+// Thread-safe. Calls marked (driver) may take milliseconds; during such a call neither side holds a lock.
 class DriverSegments {
  public:
   struct Obtained {
@@ -28,31 +28,31 @@ class DriverSegments {
     std::optional<CudaIpcHandle> cuda_ipc;
   };
 
-  // `device` outlives it. An Obtain() waits for frees that the driver is busy with until `free_timeout` has passed.
+  // `device` outlives the object. Obtain() waits up to `free_timeout` for frees in progress at the driver.
   DriverSegments(Device* device, std::chrono::milliseconds free_timeout)
       : device_(*device), free_timeout_(free_timeout) {}
 
-  // Obtain() is to get so many bytes.
+  // Counts `bytes` as being obtained, ahead of Obtain().
   void StartObtaining(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
-  // (driver) Gets a segment of `bytes` for `tenant`. If the driver has none, it first gets back what `take_idle`
-  // returns, then it is asked once more. Afterwards the bytes no longer count as being obtained. ResourceExhausted, or
-  // another error of the driver's. REQUIRES: StartObtaining() has counted the bytes, and the caller has made room for
-  // them; `take_idle` has its segments counted by StartFreeing().
+  // (driver) Gets a segment of `bytes` for `tenant`. If the driver has none, frees the result of `take_idle` and asks
+  // the driver once more. Afterwards the bytes no longer count as being obtained. ResourceExhausted, or another error
+  // of the driver's. REQUIRES: StartObtaining() has counted the bytes, the caller has made room for them, and
+  // `take_idle` passes its segments to StartFreeing().
   absl::StatusOr<Obtained> Obtain(const std::string& tenant, uint64_t bytes,
                                   const std::function<std::vector<UnleasedSegment>()>& take_idle)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // So many bytes that StartObtaining() was told of are not obtained.
+  // Uncounts `bytes` of StartObtaining() that will not be obtained.
   void GiveUp(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Counts the segments as being freed. Free() is to get them.
+  // Counts the segments as being freed, ahead of Free().
   void StartFreeing(const std::vector<UnleasedSegment>& entries) ABSL_LOCKS_EXCLUDED(mu_);
-  // (driver) Returns the bytes that the driver has taken. What it refuses is kept for RetryFrees().
+  // (driver) Returns the bytes taken by the driver. Refused segments are kept for RetryFrees().
   uint64_t Free(const std::vector<UnleasedSegment>& entries) ABSL_LOCKS_EXCLUDED(mu_);
-  // (driver) Waits until no more than `bytes` are on their way back, for at most as long as an Obtain() does.
+  // (driver) Waits until at most `bytes` are on their way back, no longer than Obtain() waits.
   void AwaitFrees(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
-  // (driver) Frees again what the driver has refused to take back. Returns the bytes that it has taken now.
+  // (driver) Frees refused segments again. Returns the bytes taken by the driver now.
   uint64_t RetryFrees() ABSL_LOCKS_EXCLUDED(mu_);
-  // What it still refuses, which is the caller's from now on.
+  // Hands segments still refused by the driver over to the caller.
   std::vector<DeviceSegment> TakeUnfreed() ABSL_LOCKS_EXCLUDED(mu_);
 
   struct Counts {
@@ -68,12 +68,12 @@ class DriverSegments {
   absl::StatusOr<Obtained> ObtainFromDriver(const std::string& tenant, uint64_t bytes,
                                             const std::function<std::vector<UnleasedSegment>()>& take_idle)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // (driver) Whether the driver has taken it.
+  // (driver) Returns whether the driver has taken the segment.
   bool FreeOne(const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
-  // (driver) Overwrites a new segment where it may hold bytes of another tenant.
+  // (driver) Overwrites a new segment if it may hold bytes of another tenant.
   absl::Status Scrub(const std::string& tenant, const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);
-  // Waits until more than `freed` segments have ever been given back. False when none is on its way, or `deadline` has
-  // passed.
+  // Waits until more than `freed` segments have ever been given back. False when no free is in progress, or `deadline`
+  // has passed.
   bool AwaitFree(uint64_t freed, SteadyTime deadline) ABSL_LOCKS_EXCLUDED(mu_);
 
   Device& device_;
@@ -83,7 +83,7 @@ class DriverSegments {
   CondVar freed_;  // counts_.freed has grown
   Counts counts_ ABSL_GUARDED_BY(mu_);
   std::vector<DeviceSegment> unfreed_ ABSL_GUARDED_BY(mu_);
-  // Whose segments the driver has, or is about to have, back: of one tenant, or of several.
+  // Tenants of segments freed, or about to be: one tenant, or several.
   std::optional<std::string> freed_tenant_ ABSL_GUARDED_BY(mu_);
   bool freed_several_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -25,7 +25,7 @@ IdleDecay::~IdleDecay() {
 }
 
 void IdleDecay::Run() {
-  // A segment that was taken or leased after the wait is no harm: the pool looks for itself.
+  // A segment taken or leased after the wait does no harm: the pool checks again.
   while (Await()) pool_.ReleaseIdleSince(std::chrono::steady_clock::now() - decay_);
 }
 
@@ -33,7 +33,7 @@ bool IdleDecay::Await() {
   while (true) {
     {
       MutexLock lock(mu_);
-      is_new_ = false;  // before the look: what changes during it is looked at again
+      is_new_ = false;  // before the look: changes during the look cause another
     }
     const std::optional<SteadyTime> next = pool_.NextDecay(decay_);
     MutexLock lock(mu_);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LeasedSegments: the segments of a device that sessions hold, and the tickets that are out for their descriptors. A
-// plain container, not thread-safe.
+// LeasedSegments: segments of a device held by sessions, and valid tickets for their descriptors. A plain container,
+// not thread-safe.
 #ifndef VRAMBROKER_SERVER_POOL_LEASED_SEGMENTS_H_
 #define VRAMBROKER_SERVER_POOL_LEASED_SEGMENTS_H_
 
@@ -18,7 +18,7 @@
 
 namespace vrambroker {
 
-// One-time right to fetch the file descriptor of a segment.
+// Right to fetch the file descriptor of a segment once.
 using FdTicket = RandomToken;
 
 struct LeasedSegment {
@@ -26,36 +26,36 @@ struct LeasedSegment {
   std::optional<CudaIpcHandle> cuda_ipc;
   SessionId holder{};
   bool returning = false;
-  bool exported = false;           // the holder has, or had, what opens it
-  std::optional<FdTicket> ticket;  // the one that is out, if any
+  bool exported = false;           // the holder has, or once had, the means to open the segment
+  std::optional<FdTicket> ticket;  // the valid ticket, if any
 };
 
-// Each ticket is for one of these segments. Each segment has at most one ticket out.
+// Each ticket is for a segment here. A segment has at most one valid ticket.
 class LeasedSegments {
  public:
   // REQUIRES: `id` is not here.
   void Add(SegmentId id, const LeasedSegment& segment);
-  // Its ticket is void. REQUIRES: it is here.
+  // Removes the segment and voids its ticket. REQUIRES: the segment is here.
   LeasedSegment Remove(SegmentId id);
-  // nullptr: the session holds no such segment.
+  // Returns nullptr if the session does not hold the segment.
   LeasedSegment* Find(SessionId holder, SegmentId id);
-  // REQUIRES: it is here.
+  // REQUIRES: the segment is here.
   const LeasedSegment& at(SegmentId id) const { return segments_.at(id); }
 
-  // The session will hold nothing here again. REQUIRES: it holds nothing.
+  // Call when the session will hold nothing here again. REQUIRES: it holds nothing.
   void Forget(SessionId holder) { of_session_.erase(holder); }
 
-  // In the order of their ids.
+  // Returns the session's segments in the order of ids.
   std::vector<SegmentId> Of(SessionId holder) const;
   size_t CountOf(SessionId holder) const;
   const absl::flat_hash_map<SegmentId, LeasedSegment>& all() const { return segments_; }
   size_t size() const { return segments_.size(); }
 
-  // The ticket that is out for the segment, or a new one. REQUIRES: `segment` is one of these, with that id.
+  // Returns the segment's valid ticket, or a new ticket. REQUIRES: `segment` is the entry of `id`.
   absl::StatusOr<FdTicket> IssueTicket(SegmentId id, LeasedSegment& segment);
-  // The segment that the ticket is out for; nullptr: none. Stays until the next change.
+  // Returns the segment of the valid ticket; nullptr: none. The pointer holds until the next change.
   LeasedSegment* FindTicket(const FdTicket& ticket);
-  // The one that is out for it, if any.
+  // Voids the segment's ticket, if any.
   void VoidTicket(LeasedSegment& segment);
 
  private:

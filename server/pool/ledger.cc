@@ -28,7 +28,8 @@ absl::Status Ledger::CheckGrowth(const AccountState& account, uint64_t bytes, bo
     return SegmentRefused(OomCause::kLimit, "the session's limit would be exceeded");
   }
   if (MissingInShare(account, bytes) > 0) {
-    // Others of the share may give something back, or what ended ones have left may settle: it may wait for that.
+    // Sessions of the share may give memory back, or quarantined memory of ended sessions may settle, so waiting can
+    // help.
     return SegmentRefused(OomCause::kCapacity, IsClaim(account.share)
                                                    ? "the claim's limit would be exceeded by its sessions together"
                                                    : "user_limit would be exceeded by the user's sessions together");
@@ -53,7 +54,7 @@ uint64_t Ledger::GrowthOf(const AccountState& account, uint64_t bytes) const {
 uint64_t Ledger::MostEver(const AccountState& account) const {
   const ShareStats share = GetShare(account.share);
   const uint64_t of_others = share.promised_bytes - account.guarantee_bytes;  // in the share
-  // Memory of the account itself comes back only from its client, who is asking for more.
+  // Memory of the account itself comes back only from its client, and the client is asking for more.
   const uint64_t in_share = SaturatingSub(account.share_limit_bytes, account.reserved_bytes);
   const uint64_t by_share =
       std::max(std::min(account.unused_guarantee_bytes(), in_share), SaturatingSub(in_share, of_others));
@@ -159,7 +160,7 @@ absl::Status Ledger::SetGuarantee(AccountState& account, uint64_t bytes) {
   ShareStats after = before;
   after.promised_bytes += bytes - account.guarantee_bytes;
   after.used_bytes += std::max(account.reserved_bytes, bytes) - account.committed_bytes();
-  if (bytes > account.guarantee_bytes) {  // less is always possible, however much is charged
+  if (bytes > account.guarantee_bytes) {  // lowering is always possible, however much is charged
     if (after.guaranteed_bytes() > before.guaranteed_bytes()) {
       if (absl::Status status = CheckPromise(bytes, before, after); !status.ok()) return status;
     }

@@ -8,7 +8,7 @@ namespace vrambroker {
 namespace {
 
 const absl::Status& StatusOf(const absl::Status& result) {
-  return result;  // NOLINT(bugprone-return-const-ref-from-parameter): of what has a name in the caller
+  return result;  // NOLINT(bugprone-return-const-ref-from-parameter): callers pass named objects
 }
 template <typename T>
 const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
@@ -45,7 +45,7 @@ auto MeteredDevice::Measure(DeviceCall call, const Run& run) {
   const auto start = std::chrono::steady_clock::now();
   auto result = run();
   meter.durations.Observe(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  // What a kind of device cannot do at all is no error of this one.
+  // Calls unsupported by the kind of device are not errors.
   if (const absl::Status& status = StatusOf(result); !status.ok() && !absl::IsUnimplemented(status)) {
     meter.errors.Increment();
   }

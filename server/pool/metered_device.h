@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MeteredDevice: a device whose calls are counted and timed.
+// MeteredDevice: counts and times the calls of a device.
 #ifndef VRAMBROKER_SERVER_POOL_METERED_DEVICE_H_
 #define VRAMBROKER_SERVER_POOL_METERED_DEVICE_H_
 
@@ -24,7 +24,7 @@ inline constexpr std::array<DeviceCall, 7> kDeviceCalls = {
 
 const char* DeviceCallName(DeviceCall call);  // "allocate", ...
 
-// What the calls of a device came to, since it was opened.
+// Totals of a device's calls since it was opened.
 struct DeviceCallStats {
   prometheus::ClientMetric::Histogram durations;  // seconds
   uint64_t errors = 0;
@@ -32,11 +32,11 @@ struct DeviceCallStats {
 
 struct DeviceMeterStats {
   std::vector<DeviceCallStats> calls;  // by DeviceCall
-  uint64_t scrubs = 0;                 // new segments that were overwritten with zeros
+  uint64_t scrubs = 0;                 // new segments overwritten with zeros
   uint64_t scrubbed_bytes = 0;
 };
 
-// As thread-safe as the device that it wraps. Counts and times the calls of DeviceCall, and passes the others on.
+// As thread-safe as the wrapped device. Counts and times the calls of DeviceCall, and passes all calls on.
 class MeteredDevice : public Device {
  public:
   explicit MeteredDevice(std::unique_ptr<Device> device) : device_(std::move(device)) {}
@@ -75,7 +75,7 @@ class MeteredDevice : public Device {
     prometheus::Counter errors;
   };
 
-  // What `run` returns.
+  // Returns the result of `run`.
   template <typename Run>
   auto Measure(DeviceCall call, const Run& run);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quarantine: the segments of processes that have ended, until it is known that nobody can touch them any more. A plain
-// container, not thread-safe.
+// Quarantine: segments of ended processes, until no process can touch them any more. A plain container, not
+// thread-safe.
 #ifndef VRAMBROKER_SERVER_POOL_QUARANTINE_H_
 #define VRAMBROKER_SERVER_POOL_QUARANTINE_H_
 
@@ -25,56 +25,56 @@ namespace vrambroker {
 class Quarantine {
  public:
   struct Entry {
-    UnleasedSegment unleased;  // as DriverSegments::Free() takes it
-    std::string client;        // whose it was
+    UnleasedSegment unleased;  // as passed to DriverSegments::Free()
+    std::string client;        // last holder
     pid_t pid = 0;
-    ShareId share;         // to which it stays charged
-    SessionMark mark = 0;  // of its client
+    ShareId share;         // charged for the segment
+    SessionMark mark = 0;  // mark of the client
     SteadyTime next_check;
     int checks = 0;                // so far
-    bool checking = false;         // somebody looks at it now
-    std::vector<pid_t> holders{};  // processes that could still touch it when it was last looked at
+    bool checking = false;         // a look is under way
+    std::vector<pid_t> holders{};  // processes able to touch the segment at the last look
   };
-  // What is to be looked at.
+  // A segment to look at.
   struct Due {
     SegmentId id{};
     DeviceSegment segment;
     SessionMark mark = 0;
   };
-  // What one client left behind, for people.
+  // Segments left behind by one client, for people.
   struct Holding {
     std::string client;
     pid_t pid = 0;
     uint64_t bytes = 0;
     uint64_t segments = 0;
-    SteadyTime since;            // of the oldest
-    std::vector<pid_t> holders;  // of any of them, each once; empty: it only settles
+    SteadyTime since;            // of the oldest segment
+    std::vector<pid_t> holders;  // of any segment, each process once; empty: the segments only settle
   };
 
   uint64_t bytes() const { return bytes_; }
   void Add(SegmentId id, Entry entry);
-  // When the next segment is to be looked at; nullopt when there is none.
+  // Time of the next look at a segment; nullopt when there is none.
   std::optional<SteadyTime> next_check() const;
-  // What has not been looked at yet: it may be reusable soon.
+  // Bytes not looked at yet: reuse may be possible soon.
   uint64_t settling_bytes() const { return settling_bytes_; }
-  // Marks those that are due at `now` as being looked at, and returns them.
+  // Marks segments due at `now` as being looked at, and returns them.
   std::vector<Due> StartChecks(SteadyTime now);
-  // Nobody holds the segment any more. REQUIRES: it is here.
+  // Call when no process holds the segment any more. REQUIRES: the segment is here.
   UnleasedSegment Remove(SegmentId id);
-  // `holders` still can; it is to be looked at again soon, and less often each time. True when they are others than
-  // before.
+  // Keeps the segment, as `holders` can still touch it. The next look comes soon, and later each time. Returns true
+  // when the holders have changed.
   bool Keep(SegmentId id, std::vector<pid_t> holders, SteadyTime now);
   std::vector<Holding> Holdings() const;
   // By id.
   const absl::btree_map<SegmentId, Entry>& entries() const { return entries_; }
-  // All of it, for giving it back at the end.
+  // Returns all segments, for giving them back at the end.
   std::vector<DeviceSegment> Segments() const;
 
  private:
   uint64_t bytes_ = 0;
   uint64_t settling_bytes_ = 0;
   absl::btree_map<SegmentId, Entry> entries_;
-  absl::btree_set<std::pair<SteadyTime, SegmentId>> checks_;  // to come: of those that nobody looks at now
+  absl::btree_set<std::pair<SteadyTime, SegmentId>> checks_;  // next looks, except at segments being looked at now
 };
 
 }  // namespace vrambroker

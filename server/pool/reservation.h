@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reservation: bytes that a pool has charged to a session ahead of the lease of its segments.
+// Reservation: bytes charged by a pool to a session ahead of the lease of its segments.
 #ifndef VRAMBROKER_SERVER_POOL_RESERVATION_H_
 #define VRAMBROKER_SERVER_POOL_RESERVATION_H_
 
@@ -12,11 +12,11 @@
 
 namespace vrambroker {
 
-// Gives the bytes back when it is destroyed, unless a lease has consumed them. Move-only. Not thread-safe.
+// Gives the bytes back when destroyed, unless a lease has consumed them. Move-only. Not thread-safe.
 class Reservation {
  public:
-  Reservation() = default;  // of nothing
-  // Takes over `bytes` that SegmentPool::Grant() has charged to the session. `pool` outlives it.
+  Reservation() = default;  // empty
+  // Takes over `bytes` charged to the session by SegmentPool::Grant(). `pool` outlives the reservation.
   Reservation(SegmentPool* pool, SessionId session, uint64_t bytes) : pool_(pool), session_(session), bytes_(bytes) {}
   Reservation(Reservation&& other) noexcept
       : pool_(other.pool_), session_(other.session_), bytes_(std::exchange(other.bytes_, 0)) {}
@@ -30,11 +30,11 @@ class Reservation {
 
   uint64_t bytes() const { return bytes_; }
 
-  // Gives the bytes back now: others that wait may get them.
+  // Gives the bytes back now: waiting requests may get them.
   void Release() {
     if (const uint64_t bytes = std::exchange(bytes_, 0); bytes > 0) pool_->ReleaseGrant(session_, bytes);
   }
-  // Returns whether there was something: the caller leases segments of that many bytes with `granted`, at once.
+  // Returns whether there were bytes: the caller leases segments of exactly so many bytes with `granted`, at once.
   bool Consume() { return std::exchange(bytes_, 0) > 0; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// States of a segment, and the function that makes each transition:
+// States of a segment, and the function for each transition:
 //
 //   (driver) --Lease--> LEASED --MarkReturning--> RETURNING --FinishReturning--> IDLE --ReleaseIdleSince, Lease-->
 //   (driver)
@@ -9,8 +9,8 @@
 //                       \________________Lease, same tenant_____________________/
 //
 // Invariants, beside those of the ledger:
-// (1) The ledger charges all leased, returning and quarantined segments, grants, what calls of Lease() are just
-//     obtaining, and what is carried over.
+// (1) The ledger charges all leased, returning and quarantined segments, grants, memory being obtained by calls of
+//     Lease(), and carried-over memory.
 // (2) charged + idle never exceeds capacity when a driver call for a new segment starts.
 #include "server/pool/segment_pool.h"
 
@@ -41,7 +41,7 @@ SegmentPool::~SegmentPool() {
   std::vector<DeviceSegment> unheld;
   {
     MutexLock lock(mu_);
-    if (!health_.ok()) return;  // it would refuse each of them; the end of this process frees them
+    if (!health_.ok()) return;  // FreeSegment() would fail; the end of this process frees all segments
     held = quarantine_.Segments();
     for (const auto& [id, leased] : leased_.all()) held.push_back(leased.segment);
     unheld = driver_.TakeUnfreed();
@@ -133,7 +133,7 @@ absl::Status SegmentPool::SetPriority(SessionId session, int priority) {
   MutexLock lock(mu_);
   Account* const account = accounts_.Find(session);
   if (account == nullptr) return absl::NotFoundError(absl::StrCat("no session ", Raw(session)));
-  account->state.priority = priority;  // RequestQueue::UpdatePriority() tells requests that wait
+  account->state.priority = priority;  // RequestQueue::UpdatePriority() tells waiting requests
   return absl::OkStatus();
 }
 
@@ -186,11 +186,11 @@ SegmentPool::Closed SegmentPool::Close(SessionId session, Holder holder) {
       closed.still_held += counted + account->state.carried_over_bytes;
       KeepCarriedOver(*account, counted);
     } else {
-      // The driver has it back with the process, or the session's next holder declares it.
+      // The driver gets the memory back with the process, or the session's next holder declares it.
       closed.came_back += counted;
       Apply(carried_over_.Closed(session));
     }
-    // What calls of Lease() are just obtaining stays charged until they find the account gone.
+    // Memory being obtained by calls of Lease() stays charged until the calls find the account gone.
     accounts_.Close(*account);
     leased_.Forget(session);
   }
@@ -409,7 +409,7 @@ absl::StatusOr<UniqueFd> SegmentPool::RedeemTicket(const FdTicket& ticket, pid_t
   if (account->terms.pid != pid || account->terms.uid != uid) {
     return absl::PermissionDeniedError("the ticket was issued to another process");
   }
-  // Not a driver call: a host device duplicates a descriptor. Under the lock, so that the segment cannot go meanwhile.
+  // Not a driver call: a host device duplicates a descriptor. Keep the lock, so that the segment cannot go meanwhile.
   absl::StatusOr<SegmentHandle> handle = device_->ExportSegment(leased->segment);
   if (!handle.ok()) return handle.status();
   leased->exported = true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What processes hold from an earlier run of the daemon, in the pool's books.
+// SegmentPool: books on memory held by processes from an earlier run of the daemon.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ absl::Status SegmentPool::FindCarriedOver(absl::btree_map<ProcessId, ClaimId> cl
     MutexLock lock(mu_);
     earlier_claims_ = std::move(claims);
     carried_over_.StartLook();
-    // A daemon that is just ending may still have files open that nobody else has.
+    // An ending daemon may be the last to have some files open.
     carried_over_.LookSoon();
   }
   if (absl::Status status = LookForCarriedOver(/*is_first=*/true); !status.ok()) return status;
@@ -65,7 +65,7 @@ absl::Status SegmentPool::LookForCarriedOver(bool is_first) {
     if (!left.ok() && !absl::IsUnimplemented(left.status())) carried_over_.CannotTell();
     carried_over_.EndLook(options_.clock());
     if (left.ok()) {
-      // No sum of them is beyond what can be counted.
+      // Cap sizes, so that sums do not overflow.
       for (LeftSegment& segment : left->segments) segment.bytes = std::min(segment.bytes, kMostCarried);
       Apply(carried_over_.Found(left->segments, [this](const ProcessId& process) ABSL_NO_THREAD_SAFETY_ANALYSIS {
         const auto& all = accounts_.all();
@@ -106,7 +106,7 @@ void SegmentPool::Apply(const CarriedOver::Changes& changes) {
 }
 
 void SegmentPool::KeepCarriedOver(const Account& account, uint64_t counted_bytes) {
-  constexpr uint64_t kCounted = std::numeric_limits<uint64_t>::max();  // the id: no client numbers so many
+  constexpr uint64_t kCounted = std::numeric_limits<uint64_t>::max();  // an id beyond the ids of clients
   if (counted_bytes > 0) {
     Apply(carried_over_.Declared(HolderOf(account), account.terms.process(), {{.id = kCounted, .bytes = counted_bytes}},
                                  counted_bytes));
@@ -131,8 +131,8 @@ absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const
   return absl::OkStatus();
 }
 
-// What only the client says is charged like what it could get, and no more than can be true: nobody can take from
-// others by saying something.
+// A declaration only the client can vouch for is charged like new memory, and no more than can be true: a declaration
+// takes nothing from other sessions.
 uint64_t SegmentPool::MostDeclared(const Account& account) const {
   if (properties().kind != DeviceKind::kCuda) return accounts_.ledger().AvailableBytes(account.state);
   return std::min(accounts_.ledger().LimitRoom(account.state),

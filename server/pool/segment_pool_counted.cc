@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SegmentPool: memory that clients have of the driver themselves. The pool has no segment of it. It is charged like
-// one, because it is as much of the capacity: driver_memory's figures take both for what came from the driver.
+// SegmentPool: memory taken from the driver by clients themselves, without a segment of the pool. Charged like a
+// segment, because both take capacity: driver_memory_'s figures treat both as taken from the driver.
 #include <algorithm>
 #include <utility>
 
@@ -13,7 +13,7 @@
 namespace vrambroker {
 namespace {
 
-constexpr uint64_t kDeclared = 1;  // the id, among what is carried over, of what a client declares
+constexpr uint64_t kDeclared = 1;  // id of a client's declaration in carried_over_
 
 }  // namespace
 
@@ -25,7 +25,7 @@ absl::Status SegmentPool::TryChargeCounted(SessionId session, uint64_t bytes) {
     return IsOutside(status) ? absl::NotFoundError("the driver may have it by now") : status;
   }
   const Ledger& ledger = accounts_.ledger();
-  // What the driver does not have back yet its client cannot get.
+  // Clients cannot get memory the driver does not have back yet.
   if (ledger.charged_bytes() + bytes + idle_.bytes() + driver_.counts().freeing_bytes > ledger.capacity_bytes()) {
     return absl::NotFoundError("idle segments are in the way");
   }
@@ -59,7 +59,7 @@ absl::Status SegmentPool::ChargeCounted(SessionId session, uint64_t bytes, bool 
     room = SaturatingSub(ledger.capacity_bytes(), ledger.charged_bytes() + idle_.bytes());
   }
   driver_.Free(victims);
-  driver_.AwaitFrees(room);  // those of others
+  driver_.AwaitFrees(room);  // frees of other calls
   return absl::OkStatus();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SegmentPool: what the driver has and gets back, and whether the device can be used.
+// SegmentPool: memory at the driver, freeing, and the health of the device.
 #include <algorithm>
 #include <utility>
 
@@ -31,7 +31,7 @@ absl::StatusOr<SegmentPool::Released> SegmentPool::ReleaseIdle() {
     return absl::Status(health.code(),
                         absl::StrCat("device ", properties().ordinal, " cannot be used: ", health.message()));
   }
-  // What becomes idle meanwhile is left for reuse, so that this ends.
+  // Segments becoming idle meanwhile are left for reuse, so that the call ends.
   const SteadyTime now = options_.clock();
   Released released{.bytes = driver_.RetryFrees()};
   released.bytes += ReleaseOldest([now](SteadyTime oldest, uint64_t /*idle_bytes*/) { return oldest <= now; });
@@ -40,7 +40,7 @@ absl::StatusOr<SegmentPool::Released> SegmentPool::ReleaseIdle() {
 }
 
 uint64_t SegmentPool::ReleaseOldest(const std::function<bool(SteadyTime oldest, uint64_t idle_bytes)>& is_due) {
-  // One at a time: while the driver is busy with it, the others can still be leased.
+  // Free segments singly: while the driver is busy, the remaining segments can still be leased.
   for (uint64_t bytes = 0;;) {
     std::vector<UnleasedSegment> oldest;
     {
@@ -69,7 +69,7 @@ absl::Status SegmentPool::UpdateHealth() {
   absl::Status health = device_->Health();
   const FromDriver before = GetFromDriver();
   const absl::StatusOr<uint64_t> free = health.ok() ? device_->FreeBytes() : health;
-  // ResourceExhausted would say to those who want memory that others have it.
+  // ResourceExhausted would tell requesters that other sessions have the memory.
   if (!free.ok())
     health = absl::IsResourceExhausted(free.status()) ? absl::InternalError(free.status().message()) : free.status();
   bool changed = false;
@@ -86,7 +86,7 @@ absl::Status SegmentPool::UpdateHealth() {
     Settle();
     changed = changed || unowned != UnownedBytes();
   }
-  if (changed) CapacityFreed();  // those who wait are refused now, or served
+  if (changed) CapacityFreed();  // waiting requests are refused now, or served
   return health;
 }
 

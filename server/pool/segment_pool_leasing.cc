@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SegmentPool: leases segments, idle ones and new ones.
+// SegmentPool: leases idle and new segments.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -102,7 +102,7 @@ std::vector<UnleasedSegment> SegmentPool::Undo(SessionId session, const ShareId&
     accounts_.UnchargeUnowned(bytes, share);
   }
   PutIdleBack(gathered);
-  // What the driver gave is for the next attempt, unless there can be none.
+  // Keep new segments for the next attempt, unless there can be none.
   std::vector<UnleasedSegment> unwanted;
   for (const std::optional<LeasedSegment>& fresh : gathered.fresh) {
     if (!fresh.has_value()) continue;
@@ -128,7 +128,7 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseIdle(SessionId session,
     PutIdleBack(gathered);
     return absl::NotFoundError("not all are idle");
   }
-  // Charged only with the segments at hand, so that a miss leaves no trace.
+  // Charge only with the segments at hand, so that a miss leaves no trace.
   accounts_.Charge(*account, bytes);
   return AddLeases(session, gathered);
 }
@@ -147,7 +147,7 @@ void SegmentPool::PutIdleBack(const Gathered& gathered) {
     idle_.PutBack(*idle);
     has_more = true;
   }
-  if (has_more && on_decay_changed_) on_decay_changed_();  // one of them may be the oldest
+  if (has_more && on_decay_changed_) on_decay_changed_();  // a restored segment may be the oldest
 }
 
 std::vector<SegmentId> SegmentPool::AddLeases(SessionId session, const Gathered& gathered) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SegmentPool: looks at what is quarantined, and returns to the driver what nobody can touch any more.
+// SegmentPool: looks at quarantined segments, and frees segments no process can touch any more.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ absl::StatusOr<SegmentHolders> SegmentPool::FindHolders(absl::Span<const Quarant
     marks.push_back(one.mark);
   }
   absl::StatusOr<SegmentHolders> found = device_->FindHolders(segments);
-  // The driver does not tell. Then those hold a segment who have inherited the descriptors of its client.
+  // The driver cannot tell. Take processes with descriptors inherited from the client as holders.
   if (absl::IsUnimplemented(found.status())) found = FindMarkHolders(marks);
   return found;
 }
@@ -88,7 +88,7 @@ void SegmentPool::CheckQuarantine() {
         accounts_.UnchargeUnowned(quiet.back().segment.bytes, share);
       }
     }
-    // Children that live for long, of many dead processes, must not keep a processor busy.
+    // Long-lived children of many dead processes must not keep a processor busy.
     if (quiet.empty()) next_walk_ = now + std::min(kBetweenWalks * (now - began), kLongestBetweenWalks);
     quiet = StartFreeing(std::move(quiet));
   }

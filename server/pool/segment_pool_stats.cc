@@ -53,7 +53,7 @@ PoolStats SegmentPool::GetStats() const {
 }
 
 PoolView SegmentPool::GetView() const {
-  // Before the lock: neither changes with what it guards.
+  // Read before the lock: neither depends on guarded state.
   PoolView view{.calls = device_->GetStats()};
   prometheus::ClientMetric::Histogram reclaim_durations = reclaim_durations_.Collect().histogram;
   MutexLock lock(mu_);
@@ -136,8 +136,8 @@ PoolStats SegmentPool::Stats() const {
   const DriverMemory::Unowned& unowned = driver_memory_.unowned();
   const DriverSegments::Counts driver = driver_.counts();
   const uint64_t carried_over = carried_over_.bytes() + unowned.elsewhere;
-  // Segments on their way to the driver count as idle, but where a session is charged for what takes their place: for
-  // what is yet to be obtained, or was obtained before the pool has heard of the free.
+  // Segments on their way to the driver count as idle, except where a session is charged in their place: for bytes yet
+  // to be obtained, or obtained before the pool has heard of the free.
   const uint64_t on_the_way = std::min(SaturatingSub(driver.freeing_bytes, driver.obtaining_bytes),
                                        SaturatingSub(capacity_bytes_, ledger.charged_bytes() + idle_.bytes()));
   return {.capacity_bytes = capacity_bytes_,

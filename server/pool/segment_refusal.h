@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Why a session cannot reserve more. The causes are here because the pool is the lowest layer that names one. Only
-// `oom` finds kFragmentation.
+// Causes of refusals to reserve more for a session. Defined here because the pool is the lowest layer naming a cause.
+// Only `oom` finds kFragmentation.
 #ifndef VRAMBROKER_SERVER_POOL_SEGMENT_REFUSAL_H_
 #define VRAMBROKER_SERVER_POOL_SEGMENT_REFUSAL_H_
 
@@ -21,9 +21,9 @@ inline constexpr std::array<OomCause, 4> kOomCauses = {OomCause::kLimit, OomCaus
 // "limit", "capacity", "fragmentation", "larger_than_device": the `reason` of metrics and logs.
 const char* OomCauseName(OomCause cause);
 
-// What the SegmentPool answers when it cannot lease a segment: ResourceExhausted that carries its cause.
+// Answer of SegmentPool when it cannot lease a segment: ResourceExhausted with the cause.
 absl::Status SegmentRefused(OomCause cause, absl::string_view message);
-// The cause that SegmentRefused() stored; nullopt for any other status.
+// Returns the cause stored by SegmentRefused(); nullopt for any other status.
 std::optional<OomCause> SegmentRefusalCause(const absl::Status& status);
 
 }  // namespace vrambroker
