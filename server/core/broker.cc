@@ -21,17 +21,17 @@
 namespace vrambroker {
 namespace {
 
-// Of all sessions of a user together.
+// Bound on all sessions of a user together.
 uint64_t BoundBytes(const std::optional<Limit>& bound, const SegmentPool& pool) {
   return bound.has_value() ? LimitBytes(*bound, pool.capacity_bytes()) : AccountState::kNoBound;
 }
 
-// Tenant whose idle memory the session may get unscrubbed.
+// Tenant of idle memory usable for the session without scrubbing.
 std::string TenantOf(const Session& session) {
   const SessionTerms& terms = session.terms();
   if (terms.strict) return absl::StrCat("session:", Raw(session.id()));
   if (!terms.has_claims_tenant || !terms.claim_id.has_value()) return terms.tenant;
-  // A later claim of the same name is somebody else's. No name has a #.
+  // A later claim may reuse the name for another user. Names never contain a #.
   return absl::StrCat(terms.tenant, "#", Raw(*terms.claim_id));
 }
 
@@ -123,15 +123,15 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
   if (options.limit.has_value()) {
     if (absl::Status status = CheckLimit("limit", *options.limit); !status.ok()) return status;
   }
-  if (options.placement != Placement::kCounted) {  // which shares no memory with the daemon
+  if (options.placement != Placement::kCounted) {  // counted sessions share no memory with the daemon
     if (absl::Status status = CheckPidNamespace(caller); !status.ok()) return status;
   }
   const std::string name = options.name.empty() ? CommandName(caller.pid) : options.name;
   const std::shared_ptr<const Policy> policy = this->policy();
   const uint64_t started = StartOf(caller.pid);
-  const absl::StatusOr<SessionTerms> terms = TermsOfNew(*policy, caller, name, started);  // sees that it runs still
+  const absl::StatusOr<SessionTerms> terms = TermsOfNew(*policy, caller, name, started);  // fails if caller ended
   if (!terms.ok()) return terms.status();
-  // Once the session is published, Finish() does that.
+  // Finish() leaves the claim once the session is published.
   auto leave_claim = absl::MakeCleanup([&] {
     if (terms->claim_id.has_value()) claims_.Leave(*terms->claim_id);
   });
@@ -146,7 +146,7 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
                          .placement = options.placement,
                          .record_events = options_.record_events});
   if (!reserved.ok()) return reserved.status();
-  (void)options_.user_name(caller.uid);  // so that it is known when somebody looks
+  (void)options_.user_name(caller.uid);  // so that the name is known when needed
   SavedSession saved{.process = {.pid = caller.pid, .started = started},
                      .kind = PlacementName(options.placement),
                      .name = name,
@@ -154,9 +154,9 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
                      .earlier = options.earlier};
   if (options.placement == Placement::kLeased) saved.token = *token;
   const SessionSettings set = settings_.Opened(reserved->id, std::move(saved));
-  // A leasing client goes on recording what it records; other clients begin anew.
+  // A leasing client goes on with its recording; other clients begin anew.
   const bool keeps_recording = options.placement == Placement::kLeased && set.recorded_events.has_value();
-  // Seen by nobody until it is whole.
+  // Visible to no thread until complete.
   const SessionSetup setup{.id = reserved->id,
                            .name = reserved->name,
                            .caller = caller,
@@ -184,9 +184,9 @@ absl::StatusOr<SessionPtr> Broker::TryOpenSession(const Caller& caller, const Op
       break;
   }
   OpenAccounts(*session, options, setup.allocator, started, set);
-  // Before it has any memory.
+  // Must precede the session's first memory.
   if (terms->claim_id.has_value()) options_.claims.note_member({.pid = caller.pid, .started = started}, terms->claim);
-  refusals_.AddTenant(terms->tenant);  // before anybody sees the session
+  refusals_.AddTenant(terms->tenant);  // before the session becomes visible
   if (absl::Status status = sessions_.Publish(session); !status.ok()) {
     for (SegmentPool* pool : pools_) (void)pool->CloseAccount(session->id());
     settings_.Left(session->id());
@@ -256,7 +256,7 @@ void Broker::OpenAccounts(Session& session, const OpenOptions& options, const Al
 
 SessionMark Broker::MarkOf(const Caller& caller, const OpenOptions& options) {
   const bool needed = std::any_of(pools_.begin(), pools_.end(), [](const SegmentPool* pool) {
-    return pool->properties().kind == DeviceKind::kCuda;  // the driver does not tell who holds memory
+    return pool->properties().kind == DeviceKind::kCuda;  // the driver does not tell the holders of memory
   });
   if (!needed || !options.mark.has_value()) return 0;
   const absl::StatusOr<SessionMark> mark = FindSessionMark(caller.pid, *options.mark);
@@ -313,7 +313,7 @@ absl::Status Broker::Watch(const SessionPtr& session) {
     return watch.status();
   }
   session->set_process_watch(*watch);
-  // The process may have ended before the watch was known here.
+  // The process may have ended before its watch was stored.
   if (session->state() == SessionState::kClosed) Unwatch(*session);
   return absl::OkStatus();
 }
@@ -338,13 +338,13 @@ void Broker::ResumeSession(const Caller& caller, const ResumeToken& token, absl:
                            std::shared_ptr<SessionEvents> events, const ResumeDone& done) {
   const absl::StatusOr<SessionPtr> found = FindToResume(caller, token);
   if (!found.ok()) return done(found.status());
-  // After the slow calls that were under way: what they leased belongs to nobody.
+  // Runs after the session's running slow calls: segments from such calls belong to no client.
   const bool queued =
       (*found)->slow_calls().Submit([session = *found, held = std::move(held), events = std::move(events), done] {
         const absl::Status status = Resume(*session->leased(), held, events);
         if (!status.ok()) return done(status);
         done(session);
-        // After the welcome, at which the client forgets what it kept for traces.
+        // After the welcome, since the welcome makes the client drop recordings kept for traces.
         if (session->recording_holds().Most() > 0) session->ApplyRecordingHolds();
       });
   if (!queued) done(absl::UnavailableError("resume: calls of the session are still under way; try again"));
@@ -405,7 +405,7 @@ void Broker::Finish(const SessionPtr& session, const std::string& why, CloseReas
   Unwatch(*session);
   waiting_.CancelAll(*session, absl::AbortedError("the session has ended"));
   SegmentPool::Closed held;
-  std::vector<uint64_t> alloc_retries;  // final, since it is closed
+  std::vector<uint64_t> alloc_retries;  // final, since the session is closed
   alloc_retries.reserve(pools_.size());
   for (size_t device = 0; device < pools_.size(); ++device) {
     const SegmentPool::Closed on_device = CloseAccount(*pools_[device], session->id(), reason);
@@ -418,10 +418,10 @@ void Broker::Finish(const SessionPtr& session, const std::string& why, CloseReas
   by_itself ? settings_.Ended(session->id()) : settings_.Left(session->id());
   LogClosed(*session, why, reason, held, by_itself ? refusals_.CountEndedAfterRefusal(*session) : std::nullopt);
   if (const std::optional<ClaimId> claim = session->terms().claim_id) claims_.Leave(*claim);
-  timer_.Update();  // what it has left is looked at
+  timer_.Update();  // schedules checks of memory left behind
 }
 
-// One line that says what became of the session; its peaks are sums over the devices.
+// Logs the session's outcome in one line; peaks are sums over the devices.
 void Broker::LogClosed(const Session& session, const std::string& why, CloseReason reason,
                        const SegmentPool::Closed& held, std::optional<std::chrono::milliseconds> after_refusal) const {
   MemoryStats sum;
@@ -437,7 +437,7 @@ void Broker::LogClosed(const Session& session, const std::string& why, CloseReas
                      .Add("reason", CloseReasonName(reason))
                      .Add("why", why)
                      .Add("came_back", held.came_back)
-                     // What a client reports may be up to a second old when it is killed.
+                     // A client's report may be up to a second old when the client is killed.
                      .Add("peak_reserved", std::max(sum.reserved_bytes.all.peak, held.bytes()))
                      .Add("peak_allocated", sum.allocated_bytes.all.peak)
                      .Add("allocations", sum.allocation.all.allocated)
@@ -452,13 +452,13 @@ void Broker::LogClosed(const Session& session, const std::string& why, CloseReas
 
 uint64_t Broker::EndSession(const SessionPtr& session, const std::string& reason) {
   if (session->Advance(SessionState::kEnded)) {
-    // Other clients do not come back to a session that has been ended.
+    // Only counted clients try to come back to an ended session.
     if (session->counted() != nullptr)
       settings_.Change(session->id(), [](SessionSettings& set) { set.is_ended = true; });
     LogClientEvent(spdlog::level::info, SessionLine("session ended", *session).Add("why", reason));
     waiting_.CancelAll(*session, absl::AbortedError("the session was ended by an operator"));
     for (SegmentPool* pool : pools_) {
-      (void)pool->SetGuarantee(session->id(), 0);  // it grows no more
+      (void)pool->SetGuarantee(session->id(), 0);  // the guarantee grows no more
       pool->MarkEnding(session->id());
     }
     session->events()->Ended(reason);
@@ -518,7 +518,7 @@ void Broker::Drain(const std::string& reason) {
 }
 
 void Broker::CloseAll(const std::string& why) {
-  // Clients go on using what they hold: nobody may get it from sessions that are closed before theirs.
+  // Clients keep using memory after the end: a session closed early must not release memory to sessions still open.
   for (SegmentPool* pool : pools_) pool->Seal();
   for (const SessionPtr& session : sessions_.GetAll()) Close(session, why, CloseReason::kDaemonStops);
 }

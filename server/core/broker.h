@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Broker: the daemon's front door in C++ terms. Opens and ends sessions, and leads to the parts that serve them. Knows
-// no gRPC.
+// Broker: the daemon's entry point for C++. Opens and ends sessions, and gives access to the serving parts. Independent
+// of gRPC.
 #ifndef VRAMBROKER_SERVER_CORE_BROKER_H_
 #define VRAMBROKER_SERVER_CORE_BROKER_H_
 
@@ -49,22 +49,22 @@
 
 namespace vrambroker {
 
-// What a session asks for when it is opened.
+// Requested options of a new session.
 struct OpenOptions {
   std::string name;                           // empty: the command name of the process
-  std::optional<Limit> limit;                 // none: what the policy allows
-  std::optional<AllocatorOptions> allocator;  // none: the broker's
+  std::optional<Limit> limit;                 // nullopt: the policy's
+  std::optional<AllocatorOptions> allocator;  // nullopt: the broker's
   Placement placement = Placement::kRemote;
-  std::optional<uint32_t> mark;        // the client's descriptor of it: see allocator/device/session_mark.h
-  std::optional<RandomToken> earlier;  // of the session that it goes on from, which an earlier daemon had
-  std::vector<uint32_t> devices{};     // those that it is to have memory of, see NamedDevices(); empty: all
+  std::optional<uint32_t> mark;        // the client's descriptor of the mark: see allocator/device/session_mark.h
+  std::optional<RandomToken> earlier;  // token of the continued session, from an earlier daemon
+  std::vector<uint32_t> devices{};     // usable devices, see NamedDevices(); empty: all
 };
 
-// Safe to call from any thread. No call blocks; what may take time answers through its callback, which is called
-// exactly once, perhaps before the call returns. The same holds for its parts.
+// Thread-safe. No call blocks; slow calls answer through a callback, called exactly once, perhaps before the call
+// returns. All parts behave alike.
 class Broker {
  public:
-  // `pools` by device ordinal. Pools and workers outlive the broker.
+  // `pools` are indexed by device ordinal. Pools and workers outlive the broker.
   Broker(BrokerOptions options, std::vector<SegmentPool*> pools, Executor* workers);
 
   const BrokerOptions& options() const { return options_; }
@@ -92,82 +92,83 @@ class Broker {
 
   // ---- Sessions ----
 
-  // Unavailable while draining; ResourceExhausted when the user has too many; InvalidArgument for a bad name or limit;
-  // PermissionDenied names the rule of the policy that gives no right to open sessions.
-  // The limit is the smallest of what is wished for, what the policy allows and per_process_memory_fraction. Watches
-  // the caller's process: when it ends, the session is closed. A process that cannot be watched gets no session, since
-  // nobody would take its memory back.
+  // Unavailable while draining; ResourceExhausted when the user has too many sessions; InvalidArgument for a bad name
+  // or limit; PermissionDenied names the policy's rule lacking the right to open sessions. The limit is the smallest of
+  // the requested limit, the policy's limit and per_process_memory_fraction. Watches the caller's process, and closes
+  // the session when the process ends. An unwatchable process gets no session, since the memory would never be taken
+  // back.
   absl::StatusOr<SessionPtr> OpenSession(const Caller& caller, const OpenOptions& options,
                                          std::shared_ptr<SessionEvents> events);
-  // The session of a token. NotFound: there is none. PermissionDenied: it is another process's.
+  // The session of a token. NotFound: no session has the token. PermissionDenied: the session belongs to another
+  // process.
   absl::StatusOr<SessionPtr> FindToResume(const Caller& caller, const ResumeToken& token) const;
-  // A session whose stream broke goes on with `events`; segments that are not among `held` are taken back. Errors as
-  // FindToResume(). Aborted: an operator ended it. Unavailable: its old stream is still there. Answers later; the
-  // session's slow calls that were under way end first.
+  // Resumes a session after a broken stream, with `events`; takes back segments not in `held`. Errors as
+  // FindToResume(). Aborted: an operator ended it. Unavailable: the old stream still exists. Answers after the
+  // session's running slow calls.
   using ResumeDone = std::function<void(absl::StatusOr<SessionPtr>)>;
   void ResumeSession(const Caller& caller, const ResumeToken& token, absl::flat_hash_set<SegmentId> held,
                      std::shared_ptr<SessionEvents> events, const ResumeDone& done);
-  // A counted session whose connection broke goes on with another one; what it is charged stays. Unavailable: its
-  // connection is still there, or calls of it are. Answers later, when its slow calls that were under way have ended.
+  // Resumes a counted session on a new connection after the old connection broke; charges stay. Unavailable: the old
+  // connection still exists, or has running calls. Answers after the session's running slow calls.
   void ResumeCounted(const SessionPtr& session, const ResumeDone& done);
-  // The stream of the session broke: what it holds stays charged until its process ends, or resumes it.
+  // Handles a broken stream: the session's memory stays charged until the process ends or resumes the session.
   void Disconnect(const SessionPtr& session);
-  // The session's holder says that it touches nothing any more: all that it held becomes idle. `reason`: not
+  // The holder promises to touch no memory of the session again, so the memory becomes idle. `reason`: not
   // kProcessEnded.
   void Close(const SessionPtr& session, const std::string& why, CloseReason reason = CloseReason::kGoodbye);
-  // Its process has ended: what it held is quarantined first.
+  // Closes the session of an ended process: the memory is quarantined first.
   void CloseGone(const SessionPtr& session);
-  // An operator ends the session: its client is told to close what it holds. Returns the bytes that are still charged.
+  // Ends the session for an operator: the client is told to close all memory. Returns the bytes still charged.
   uint64_t EndSession(const SessionPtr& session, const std::string& reason);
 
-  // The timer that was set has run out. Never blocks.
+  // Called when the timer expires. Never blocks.
   void OnTimer();
 
   // ---- Policy ----
 
   std::shared_ptr<const Policy> policy() const ABSL_LOCKS_EXCLUDED(policy_mu_);
-  // For sessions that are opened from now on, and for the rights of every caller. Live sessions keep their terms.
+  // Applies to new sessions, and to the rights of every caller. Live sessions keep old terms.
   void SetPolicy(const std::shared_ptr<const Policy>& policy) ABSL_LOCKS_EXCLUDED(policy_mu_);
-  // What the policy knows of a caller. Unauthenticated when its process has ended meanwhile.
+  // Describes a caller to the policy. Unauthenticated when its process has ended.
   static absl::StatusOr<PolicySubject> SubjectOf(const Caller& caller, const std::optional<std::string>& session_name);
-  // What a caller may do, apart from any session: by the policy, or by the claim whose socket it has connected to.
-  // Errors as SubjectOf() and Claims::TermsOf().
+  // Rights of a caller, apart from any session, by the policy or by the claim of the socket used. Errors as SubjectOf()
+  // and Claims::TermsOf().
   absl::StatusOr<SessionTerms> TermsOf(const Caller& caller) const;
 
   // ---- Stopping ----
 
-  // From now on no new session; live ones are told, with the `reason` if there is one.
+  // Opens no new sessions from now on. Tells live sessions, with `reason` unless empty.
   void Drain(const std::string& reason = "");
-  // Wakes everything that waits; later calls fail with Aborted.
+  // Wakes all waiting requests; later calls fail with Aborted.
   void CloseAll(const std::string& why);
 
  private:
   absl::StatusOr<SessionPtr> TryOpenSession(const Caller& caller, const OpenOptions& options,
                                             std::shared_ptr<SessionEvents> events);
-  // FailedPrecondition: memory of a device could not be shared with the caller's process.
+  // FailedPrecondition: memory of a device cannot be shared with the caller's process.
   absl::Status CheckPidNamespace(const Caller& caller) const;
-  // The terms of a session that is to be opened: PermissionDenied without the right to have one.
-  // By its claim, if it has one: Claims::Leave() is to follow.
+  // Terms of a new session, by the claim if any: call Claims::Leave() later. PermissionDenied without the right to open
+  // sessions.
   absl::StatusOr<SessionTerms> TermsOfNew(const Policy& policy, const Caller& caller, const std::string& name,
                                           uint64_t started);
-  // Its accounts, with the smallest limit that applies, unless an operator has `set` another one. `started`: when its
-  // process was.
+  // Opens the session's accounts with the smallest applicable limit, unless an operator `set` another limit. `started`:
+  // start time of the process.
   void OpenAccounts(Session& session, const OpenOptions& options, const AllocatorOptions& allocator, uint64_t started,
                     const SessionSettings& set);
-  // 0 when no device needs it, or it cannot be told.
+  // 0 when no device needs a mark, or the mark is unknown.
   SessionMark MarkOf(const Caller& caller, const OpenOptions& options);
   void LogOpened(const Session& session, const AllocatorOptions& allocator) const;
   void LogSet(const Session& session, const SessionSettings& set) const;
-  // The session is closed when its process ends. An error: it is closed already.
+  // Closes the session when its process ends. After an error the session is closed already.
   absl::Status Watch(const SessionPtr& session);
   void Unwatch(Session& session);
-  // After the slow calls that were under way. Errors as ResumeSession().
+  // Runs after the session's earlier slow calls. Errors as ResumeSession().
   static absl::Status Resume(LeasedSession& session, const absl::flat_hash_set<SegmentId>& held,
                              const std::shared_ptr<SessionEvents>& events);
   void Finish(const SessionPtr& session, const std::string& why, CloseReason reason);
   void LogClosed(const Session& session, const std::string& why, CloseReason reason, const SegmentPool::Closed& held,
                  std::optional<std::chrono::milliseconds> after_refusal) const;
-  // Charged to the session, on all devices.
+  // Bytes charged to the session on all devices.
   uint64_t ReservedBytes(const Session& session) const;
 
   const BrokerOptions options_;
@@ -175,7 +176,7 @@ class Broker {
   Executor* const workers_;
   std::atomic<bool> warned_of_mark_{false};
 
-  // Each is thread-safe, and may use those before it.
+  // Each part is thread-safe, and may use the parts above it.
   SavedSettings settings_;
   SharedTimer timer_;
   SessionRegistry sessions_;
@@ -193,7 +194,7 @@ class Broker {
   IdleReleases idle_releases_;
   OperatorView operator_view_;
 
-  mutable Mutex policy_mu_;  // held for nothing but this; no other lock is taken
+  mutable Mutex policy_mu_;  // guards only policy_; no other lock is taken under it
   std::shared_ptr<const Policy> policy_ ABSL_GUARDED_BY(policy_mu_);  // never null
 };
 

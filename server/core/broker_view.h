@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What operators see of a broker, at one moment: sessions and devices.
+// Snapshots of a broker for operators: sessions and devices.
 #ifndef VRAMBROKER_SERVER_CORE_BROKER_VIEW_H_
 #define VRAMBROKER_SERVER_CORE_BROKER_VIEW_H_
 
@@ -25,7 +25,7 @@
 
 namespace vrambroker {
 
-// What a session that is gone has left behind.
+// Memory left behind by a closed session.
 struct QuarantinedView {
   std::chrono::milliseconds age{0};
   Quarantine::Holding holding;
@@ -42,34 +42,34 @@ struct DeviceView {
   DeviceMeterStats calls;
   uint64_t driver_free_bytes = 0;  // see PoolView
   WaitStats waits;
-  std::chrono::milliseconds longest_waiting{0};    // 0: nothing waits
+  std::chrono::milliseconds longest_waiting{0};    // 0: no request waits
   std::array<uint64_t, kOomCauses.size()> ooms{};  // refusals ever, by OomCause
-  uint64_t alloc_retries = 0;                      // of all sessions ever: requests that flushed their cache first
+  uint64_t alloc_retries = 0;                      // by all sessions ever: requests that flushed their cache first
   GpuSensors sensors;
-  // That use it; never null.
+  // Processes that use the device; never null.
   std::shared_ptr<const DeviceProcesses> processes = std::make_shared<const DeviceProcesses>();
 
   // ---- Sums over the sessions ----
 
-  MemoryStats stats;               // what they count themselves may be older than the rest
-  uint64_t leased_bytes = 0;       // charged to live sessions; also what the driver is still to give
-  uint64_t reclaimable_bytes = 0;  // of these, in segments that hold no block
-  uint64_t unknown_bytes = 0;      // of these, carried over by remote sessions
-  uint64_t quarantined_bytes = 0;  // of disconnected and ended ones, and left behind
-  // By sessions that are gone, and carried over by processes without a session.
+  MemoryStats stats;               // the sessions' own counts may be older than the rest
+  uint64_t leased_bytes = 0;       // charged to live sessions; includes memory still to be given by the driver
+  uint64_t reclaimable_bytes = 0;  // part of leased_bytes: segments without a block
+  uint64_t unknown_bytes = 0;      // part of leased_bytes: carried over by remote sessions
+  uint64_t quarantined_bytes = 0;  // held by disconnected and ended sessions, and left behind
+  // Held by closed sessions, or carried over by processes without a session.
   uint64_t left_behind_bytes = 0;
 };
 
 struct ClaimDeviceView {
   uint64_t limit_bytes = 0;
   uint64_t guarantee_bytes = 0;
-  uint64_t reserved_bytes = 0;     // charged: to its sessions, and what ended ones have left
-  uint64_t left_behind_bytes = 0;  // of these
+  uint64_t reserved_bytes = 0;     // charged to the claim's sessions, or left by ended sessions
+  uint64_t left_behind_bytes = 0;  // part of reserved_bytes
   uint64_t allocated_bytes = 0;
-  uint64_t idle_bytes = 0;                         // in segments that hold no block
-  uint64_t peak_bytes = 0;                         // the most that was charged at a time
+  uint64_t idle_bytes = 0;                         // in segments without a block
+  uint64_t peak_bytes = 0;                         // highest charge so far
   size_t waiting = 0;                              // requests
-  ClaimWaits waits;                                // that are over
+  ClaimWaits waits;                                // finished waits
   std::array<uint64_t, kOomCauses.size()> ooms{};  // by OomCause
 };
 

@@ -213,7 +213,7 @@ void Claims::RemoveEmptyNow() {
   std::vector<Claim> removed;  // claims with sockets, saved in the file
   for (const Claim& claim : GetAll()) {
     if (claim.state == ClaimState::kActive && claim.rule.empty() && !claim.has_lost_maker) continue;
-    // Also ends sessions that were being opened during the revocation.
+    // Also ends sessions half opened during the revocation.
     if (claim.state == ClaimState::kRevoked) EndSessionsOf(claim);
     if (is_stopping_) continue;
     // Sessions of the earlier daemon may return to a draining claim.
@@ -231,7 +231,7 @@ void Claims::RemoveEmptyNow() {
   }
   if (any_left) any_leaving_ = true;
   if (removed.empty()) return;
-  // If the file cannot be written before the next daemon starts, the claims return with that daemon, to be removed.
+  // If the file cannot be written before the next daemon starts, the claims return then, to be removed.
   const absl::Status status = Save(nullptr, nullptr);
   any_unsaved_ = !status.ok();
   for (const Claim& claim : removed) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Claims: changes by operators and users, run on a worker one after another. A daemon killed in between keeps either
-// the old claim or the new claim: the guarantee, which may be refused, comes first, then the file, then changes that
-// apply at once.
+// Claims: changes by operators and users, run on a worker in sequence. A daemon killed in between keeps either the old
+// claim or the new claim: the guarantee comes first, since it may be refused, then the file, then immediate changes.
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -72,7 +71,7 @@ struct Answered {
 
 }  // namespace
 
-// ---- What a claim may be ----
+// ---- Validity of claims ----
 
 absl::Status Claims::CheckTerms(const ClaimTerms& terms) const {
   if (absl::Status status = CheckLimit("limit", terms.limit); !status.ok()) return status;
@@ -219,7 +218,7 @@ void Claims::WarnOfCutGuarantees(const Claim& claim) const {
 void Claims::ReclaimFor(ClaimId claim, int device, uint64_t guarantee_bytes) {
   const SteadyTime begun = std::chrono::steady_clock::now();
   for (const bool everybody : {false, true}) {
-    // A silent session does not delay asking the others.
+    // A silent session does not keep the others from being asked.
     const SteadyTime deadline = begun + (everybody ? options_.reclaim_timeout : options_.reclaim_timeout / 8);
     const uint64_t missing = pools_[device]->MissingForClaim(claim, guarantee_bytes);
     if (missing == 0) return;
@@ -379,8 +378,7 @@ absl::StatusOr<Claim> Claims::UpdateNow(const std::string& name, const ClaimChan
   }
   if (change.max_wait.has_value()) terms.max_wait = change.max_wait;
   if (change.labels.has_value()) terms.labels = *change.labels;
-  if (asker.rule.has_value())
-    terms.tenant = asker.rule->tenant;  // the tenant may have been another when the claim was made
+  if (asker.rule.has_value()) terms.tenant = asker.rule->tenant;  // may differ from the claim's first tenant
   if (absl::Status status = BoundOwn(asker, terms); !status.ok()) return status;
   if (absl::Status status = CheckTerms(terms); !status.ok()) return status;
   if (change.guarantee.has_value()) {
@@ -392,7 +390,7 @@ absl::StatusOr<Claim> Claims::UpdateNow(const std::string& name, const ClaimChan
   // Meanwhile no session gets a higher guarantee: giving back memory for the claim's guarantee may take long.
   absl::Status status = BoundSessionGuarantees(claim.id, before.terms, terms);
   if (!status.ok()) return status;
-  // A guarantee that could not be given at the start is retried only on request.
+  // A guarantee refused at the start is retried only on request.
   if (change.guarantee.has_value()) status = RaiseGuarantee(claim.id, terms, /*reclaims=*/true);
   if (status.ok()) {
     status = Save(&claim, nullptr);

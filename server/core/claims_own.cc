@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Claims made by users for themselves, without the right ADMIN. Such a claim never gives its user more than the policy
-// does: the claim is bounded when made, and each session when opened.
+// Claims of users' own, made without the right ADMIN. A user's own claim never gives more than the policy: the claim is
+// bounded when made, and each session when opened.
 #include <algorithm>
 
 #include "absl/strings/match.h"

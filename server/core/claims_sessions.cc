@@ -22,11 +22,11 @@ bool HasWhatItsRuleSays(const Claim& claim) {
 
 }  // namespace
 
-// ---- By its sockets ----
+// ---- By sockets ----
 
 SessionTerms Claims::TermsOf(const Claim& claim) const {
-  // The policy may have changed since it gave a user's own claim its tenant, so BoundSession() asks it again for the
-  // user's sessions. Sessions of unbounded users, such as root, share only memory left by the claim's sessions.
+  // The policy may have changed since a user's own claim got its tenant, so BoundSession() uses the current policy for
+  // the user's sessions. Sessions of unbounded users, such as root, share only memory left by the claim's sessions.
   const bool has_its_own = claim.terms.tenant.empty() || claim.is_own;
   return {.rule = "",
           .limit = 1.0,  // bounded by the claim's limit
@@ -136,7 +136,7 @@ absl::StatusOr<ClaimId> Claims::EnterByPolicy(const SessionTerms& terms, const P
     }
   }
   SetLimit(claim);
-  // Memory of these processes was charged to their users so far.
+  // So far, memory of `earlier` was charged to the users.
   for (SegmentPool* pool : pools_) pool->ChargeCarriedOver(claim.id, earlier);
   if (absl::Status status = RaiseGuarantee(claim.id, claim.terms, /*reclaims=*/false); !status.ok()) {
     // On GPUs, memory of a returning process may be in the way before it is known to be the claim's.

@@ -11,7 +11,7 @@
 namespace vrambroker {
 namespace {
 
-constexpr double kLeastShare = 0.8;   // rising pairs less falling pairs
+constexpr double kLeastShare = 0.8;   // least share of rising pairs less falling pairs
 constexpr double kSimilar = 1.0 / 3;  // of the reference
 constexpr auto kNoise = static_cast<double>(FragmentationTrend::kNoiseBytes);
 

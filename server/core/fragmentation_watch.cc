@@ -11,13 +11,12 @@
 namespace vrambroker {
 namespace {
 
-// Bytes of a device that a session keeps when other sessions ask for memory: reserved and not reclaimable, or
-// guaranteed.
+// Bytes of a device kept by a session when memory is asked for: reserved and not reclaimable, or guaranteed.
 uint64_t NeededBytes(const SessionDeviceView& held) {
   return std::max(SaturatingSub(held.account.reserved_bytes, held.idle_bytes), held.account.guarantee_bytes);
 }
 
-// Bytes of a device that sessions would give up for a request: in all, and by share.
+// Bytes of a device reclaimable for a request: in all, and by share.
 struct Reclaimable {
   uint64_t bytes = 0;
   absl::flat_hash_map<ShareId, uint64_t> of_share;
@@ -32,8 +31,8 @@ struct Reclaimable {
   }
 };
 
-// Most bytes that the session can hold on the device once other sessions give up reclaimable memory: bounded by its
-// limit, its share's limit, and the device's capacity.
+// Most bytes for the session on the device, once all reclaimable memory is given up: bounded by the session's limit,
+// the share's limit and the device's capacity.
 uint64_t MostBytes(const SessionDeviceView& held, const SegmentPool& pool, const PoolStats& stats,
                    const Reclaimable& reclaimable) {
   const AccountState& account = held.account;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FragmentationWatch: whose memory fragments step by step, and when that will have a request refused.
+// FragmentationWatch: finds sessions whose memory fragments step by step, and predicts when a request will be refused.
 #ifndef VRAMBROKER_SERVER_CORE_FRAGMENTATION_WATCH_H_
 #define VRAMBROKER_SERVER_CORE_FRAGMENTATION_WATCH_H_
 
@@ -22,13 +22,13 @@ namespace vrambroker {
 // Thread-safe.
 class FragmentationWatch {
  public:
-  // `pools`, by device, outlive it. `window`: see FragmentationTrend.
+  // `pools`, indexed by device, outlive the object. `window`: see FragmentationTrend.
   FragmentationWatch(std::vector<SegmentPool*> pools, std::chrono::milliseconds window,
                      std::function<SteadyTime()> clock);
 
-  // Adds what the sessions use by `view`, of this moment, to their trends. To be called every few seconds.
+  // Adds the use of all sessions in the current `view` to their trends. Call every few seconds.
   void Follow(const BrokerView& view) ABSL_LOCKS_EXCLUDED(mu_);
-  // What the last Follow() found.
+  // Adds the results of the last Follow().
   void AddTo(absl::Span<SessionView> infos) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -41,7 +41,7 @@ class FragmentationWatch {
   const std::chrono::milliseconds window_;
   const std::function<SteadyTime()> clock_;
 
-  mutable Mutex mu_;  // held for nothing but this; no other lock is taken
+  mutable Mutex mu_;  // guards only trends_; no other lock is taken under it
   absl::flat_hash_map<SessionId, std::vector<Trend>> trends_ ABSL_GUARDED_BY(mu_);  // by device
 };
 

@@ -7,7 +7,7 @@
 
 namespace vrambroker {
 
-// One call, of one device or of several. Thread-safe.
+// A call for one device or for several. Thread-safe.
 class IdleReleases::Call {
  public:
   Call(size_t devices, Done done) : done_(std::move(done)), left_(devices) {}
@@ -23,7 +23,7 @@ class IdleReleases::Call {
       }
       if (--left_ > 0) return;
     }
-    done_(result_);  // nobody else has it any more
+    done_(result_);  // no other thread holds the call any more
   }
 
  private:

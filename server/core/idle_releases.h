@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// IdleReleases: gives the memory that no session holds back to the driver when an operator asks for it.
+// IdleReleases: gives idle memory, held by no session, back to the driver at an operator's request.
 #ifndef VRAMBROKER_SERVER_CORE_IDLE_RELEASES_H_
 #define VRAMBROKER_SERVER_CORE_IDLE_RELEASES_H_
 
@@ -17,26 +17,27 @@
 
 namespace vrambroker {
 
-// Thread-safe. No call blocks: workers make the driver's calls, at most one for each device.
+// Thread-safe. No call blocks: workers make the driver's calls, at most one per device at a time.
 class IdleReleases {
  public:
   using Done = std::function<void(const absl::StatusOr<SegmentPool::Released>&)>;
 
-  // `pools` by device. All outlive it, and its tasks.
+  // `pools` are indexed by device. All arguments outlive the object and its tasks.
   IdleReleases(std::vector<SegmentPool*> pools, Executor* workers);
 
-  // Of `device`, or of all. `done` is called once, from any thread, when the driver has what was idle then: with the
-  // sums, or with the error of a device that cannot be used, after the others are done. NotFound for an unknown device.
+  // Releases idle memory of `device`, or of all devices. Calls `done` once, from any thread, when the driver holds all
+  // memory idle at the call. `done` gets the sums, or the error of an unusable device after all devices are done.
+  // NotFound for an unknown device.
   void Release(std::optional<uint64_t> device, Done done) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   class Call;
   struct Device {
-    bool is_busy = false;  // a worker is at it, or is to be
+    bool is_busy = false;  // a worker's task is queued or running
     std::vector<std::shared_ptr<Call>> waiting;
   };
 
-  // (driver) Until nobody waits for the device.
+  // (driver) Runs until no call waits for the device.
   void Run(size_t device) ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::vector<SegmentPool*> pools_;

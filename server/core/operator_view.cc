@@ -100,7 +100,7 @@ std::vector<ClaimView> OperatorView::LookAtClaims(const std::vector<Shares>& sha
       if (share == shares[device].end()) continue;
       held.guarantee_bytes = share->second.guarantee_bytes;
       held.peak_bytes = share->second.peak_bytes;
-      held.left_behind_bytes = share->second.used_bytes;  // the shares of its sessions are subtracted below
+      held.left_behind_bytes = share->second.used_bytes;  // the bytes of its sessions are subtracted below
     }
     of.claim = std::move(claim);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// OperatorView: what operators see, put together from the broker's parts.
+// OperatorView: assembles the operators' view from the broker's parts.
 #ifndef VRAMBROKER_SERVER_CORE_OPERATOR_VIEW_H_
 #define VRAMBROKER_SERVER_CORE_OPERATOR_VIEW_H_
 
@@ -25,7 +25,7 @@ namespace vrambroker {
 // Thread-safe.
 class OperatorView {
  public:
-  // All outlive it.
+  // All parts outlive the object.
   struct Parts {
     const SessionRegistry* sessions = nullptr;
     const WaitingRequests* waiting = nullptr;
@@ -34,20 +34,20 @@ class OperatorView {
     const Reconciliation* reconciliation = nullptr;
     const Claims* claims = nullptr;
   };
-  // `pools` by device. `user_name`: see BrokerOptions.
+  // `pools` are indexed by device. `user_name`: see BrokerOptions.
   OperatorView(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock,
                std::function<std::string(uid_t uid)> user_name, Parts parts);
 
-  // All of it. What a pool counts, of all sessions, is of one moment for each device.
+  // The whole view. Counters of a pool, over all sessions, are consistent per device.
   BrokerView Look() const;
   SessionView Describe(const Session& session) const;
 
  private:
-  // Adds what ViewOf() does not know.
+  // Adds the fields unknown to ViewOf().
   void Complete(absl::Span<SessionView> infos) const;
   void AddWaiting(absl::Span<SessionView> infos) const;
   void AddUse(absl::Span<SessionView> infos) const;
-  // `shares`: what the pools had of each, by device, when the rest of `view` was looked at.
+  // `shares`, by device: the pools' shares at the time of the rest of `view`.
   using Shares = absl::flat_hash_map<ShareId, ShareStats>;
   std::vector<ClaimView> LookAtClaims(const std::vector<Shares>& shares, const BrokerView& view) const;
 

@@ -22,7 +22,7 @@ void QuarantineChecks::OnTimer(SteadyTime now) {
     if (!check.has_value() || *check > now || is_checking_[device].exchange(true)) continue;
     workers_.Submit([this, device] {
       pools_[device]->CheckQuarantine();
-      // Only now: what falls due meanwhile is for the next walk, and not for one beside this.
+      // Cleared only now: checks due meanwhile are left to the next walk, never run in parallel.
       is_checking_[device] = false;
       timer_.Update();
     });

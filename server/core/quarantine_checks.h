@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// QuarantineChecks: has workers look at quarantined segments, and for carried-over ones, when that is due.
+// QuarantineChecks: submits due checks of quarantined and carried-over segments to workers.
 #ifndef VRAMBROKER_SERVER_CORE_QUARANTINE_CHECKS_H_
 #define VRAMBROKER_SERVER_CORE_QUARANTINE_CHECKS_H_
 
@@ -18,19 +18,19 @@ namespace vrambroker {
 // Thread-safe.
 class QuarantineChecks {
  public:
-  // `pools` by device. All outlive it, and its tasks.
+  // `pools` are indexed by device. All arguments outlive the object and its tasks.
   QuarantineChecks(std::vector<SegmentPool*> pools, Executor* workers, SharedTimer* timer);
 
-  // When the next one is due that no worker is at; nullopt: none is.
+  // Time of the next check not yet given to a worker; nullopt: none is due.
   std::optional<SteadyTime> NextCheck() const;
-  // Has those made that are due.
+  // Submits the due checks.
   void OnTimer(SteadyTime now);
 
  private:
   const std::vector<SegmentPool*> pools_;
   Executor& workers_;
   SharedTimer& timer_;
-  std::vector<std::atomic<bool>> is_checking_;  // by device: a worker is to do it
+  std::vector<std::atomic<bool>> is_checking_;  // by device: a check is queued or running
 };
 
 }  // namespace vrambroker

@@ -89,7 +89,7 @@ Reconciliation::ByProcess Reconciliation::GetCharged(size_t device) const {
     if (!of_process.session.has_value()) of_process.session = session->id();
     of_process.at_least += account->second.counted_bytes;
     of_process.at_most += account->second.counted_bytes;
-    // Segments left by an ended daemon: the driver counts them to one of the processes that have them open.
+    // Segments left by an ended daemon: the driver counts each to one of the processes with the segment open.
     if (session->placement() != Placement::kCounted) of_process.at_most += account->second.carried_over_bytes;
   }
   charged[getpid()].at_most = pools_[device]->GetOwnBytes();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reconciliation: compares what processes use of a GPU, in the driver's words, with what they are charged. It reads the
-// GPU's sensors at the same time.
+// Reconciliation: compares the GPU memory of processes, as the driver reports it, with their charges. Reads the GPU's
+// sensors at the same time.
 #ifndef VRAMBROKER_SERVER_CORE_RECONCILIATION_H_
 #define VRAMBROKER_SERVER_CORE_RECONCILIATION_H_
 
@@ -25,26 +25,26 @@
 
 namespace vrambroker {
 
-// A process that uses a device.
+// A process using a device.
 struct ProcessView {
   enum class Kind { kDaemon, kClient, kUncounted };
   pid_t pid = 0;
-  uid_t uid = 0;     // 0, and "unknown", when it has ended meanwhile or /proc hides it
-  std::string name;  // its command
+  uid_t uid = 0;     // 0, with name "unknown", if the process has ended or /proc hides it
+  std::string name;  // command name
   Kind kind = Kind::kUncounted;
-  std::optional<SessionId> session;  // kClient: its first
+  std::optional<SessionId> session;  // kClient: the first of the process's sessions
   uint64_t used_bytes = 0;
-  uint64_t charged_bytes = 0;   // for memory that is the process's own; the daemon's: of its segments
-  uint64_t overhead_bytes = 0;  // used beyond that: its context, and what its libraries have. 0 if uncounted
-  uint64_t drift_bytes = 0;     // of the overhead, what is beyond the allowance: it has got past the broker
-  uint64_t unused_bytes = 0;    // charged to a counted client, and not used
+  uint64_t charged_bytes = 0;   // for the process's own memory; kDaemon: for its segments
+  uint64_t overhead_bytes = 0;  // used beyond the charge: context and libraries; 0 if uncounted
+  uint64_t drift_bytes = 0;     // overhead beyond the allowance: memory that bypassed the broker
+  uint64_t unused_bytes = 0;    // charged to a counted client, but unused
 };
 
-// What is known of a device's processes.
+// The known processes of a device.
 struct DeviceProcesses {
-  absl::Status status = absl::UnimplementedError("not looked at yet");  // why nothing is known
+  absl::Status status = absl::UnimplementedError("not looked at yet");  // reason if unknown
   std::vector<ProcessView> processes;                                   // by pid
-  // Sums over them.
+  // Sums over `processes`.
   uint64_t overhead_bytes = 0;
   uint64_t drift_bytes = 0;
   uint64_t unused_bytes = 0;
@@ -54,22 +54,22 @@ struct DeviceProcesses {
 // Thread-safe.
 class Reconciliation {
  public:
-  // `pools`, by device, and the others outlive it, and its tasks. `allowance_bytes`: how much overhead a process may
-  // have that is no drift.
+  // `pools`, indexed by device, and the other arguments outlive the object and its tasks. `allowance_bytes`: overhead
+  // per process not counted as drift.
   Reconciliation(uint64_t allowance_bytes, std::vector<SegmentPool*> pools, Executor* workers,
                  const SessionRegistry* sessions);
 
-  // Has workers look at each device that none is at. To be called every few seconds.
+  // Submits a task for each device without a running task. Call every few seconds.
   void Start();
-  // (driver) Looks at one, and tells its pool what the contexts of clients take.
+  // (driver) Inspects a device, and tells its pool the memory taken by clients' contexts.
   void Look(size_t device) ABSL_LOCKS_EXCLUDED(mu_);
-  // What the last look has found. Never null.
+  // Result of the last Look(). Never null.
   std::shared_ptr<const DeviceProcesses> Get(size_t device) const ABSL_LOCKS_EXCLUDED(mu_);
-  // The sensors at that look.
+  // Sensors as read by the last Look().
   GpuSensors GetSensors(size_t device) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // What a process may use by the daemon's accounts. They change while the driver is asked.
+  // Bounds on a process's use by the daemon's accounts, changing while the driver is asked.
   struct Charged {
     std::optional<SessionId> session;
     uint64_t at_least = 0;
@@ -84,11 +84,11 @@ class Reconciliation {
   const std::vector<SegmentPool*> pools_;
   Executor& workers_;
   const SessionRegistry& sessions_;
-  std::vector<std::atomic<bool>> is_looking_;  // by device: a worker is to do it
+  std::vector<std::atomic<bool>> is_looking_;  // by device: a task is queued or running
 
-  mutable Mutex mu_;  // held for nothing but this; no other lock is taken
+  mutable Mutex mu_;  // guards only found_ and sensors_; no other lock is taken under it
   std::vector<std::shared_ptr<const DeviceProcesses>> found_ ABSL_GUARDED_BY(mu_);  // by device
-  std::vector<GpuSensors> sensors_ ABSL_GUARDED_BY(mu_);                            // likewise
+  std::vector<GpuSensors> sensors_ ABSL_GUARDED_BY(mu_);                            // by device
 };
 
 }  // namespace vrambroker

@@ -30,7 +30,7 @@ void Recordings::Set(const SessionPtr& session, uint64_t max_events, const std::
   }
   const bool queued = session->slow_questions().Submit([this, session, max_events, done] {
     absl::Status status = sessions_.ReserveEvents(*session, std::max(max_events, session->recording_holds().Most()));
-    // What costs more than the default does is done for who has asked for it.
+    // Exact times cost more than the default, so only a request beyond the default gets them.
     if (status.ok()) status = session->SetRecording(max_events, /*exact_times=*/max_events > default_events_);
     if (status.ok()) {
       settings_.Change(session->id(), [&](SessionSettings& set) { set.recorded_events = max_events; });
@@ -63,7 +63,7 @@ void Recordings::Hold(const SessionPtr& session, uint64_t events, const UserKey&
                      SessionLine("trace started", session->id(), session->name()).Add("events", events));
       return done(std::move(hold));
     }
-    // Released before the answer: a caller that then asks for less must not find this one still counted.
+    // Released before the answer, so a caller's next, smaller request does not find this hold still counted.
     hold.reset();
     *slot = UserSlots::Slot();
     done(status);
@@ -83,7 +83,8 @@ RecordingHold::~RecordingHold() {
 void Recordings::EndHold(const SessionPtr& session, uint64_t events) {
   session->recording_holds().Remove(events);
   LogClientEvent(spdlog::level::info, SessionLine("trace ended", session->id(), session->name()));
-  // Else its heaps have gone, or forget it when their client comes back. While the daemon stops there are no workers.
+  // Otherwise the heaps are gone, or forget the hold when the client returns. While the daemon stops there are no
+  // workers.
   if (session->state() != SessionState::kActive) return;
   if (session->remote() != nullptr && session->slow_questions().Submit([this, session] {
         session->ApplyRecordingHolds();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Recordings: how much of its past a session records. Events of remote sessions are in the daemon's memory and counted
-// for their users; those of a session that leases are in its client's.
+// Recordings: how many past events a session records. Events of remote sessions are stored in the daemon's memory and
+// counted per user; events of leasing sessions are stored by the client.
 #ifndef VRAMBROKER_SERVER_CORE_RECORDINGS_H_
 #define VRAMBROKER_SERVER_CORE_RECORDINGS_H_
 
@@ -22,10 +22,10 @@ namespace vrambroker {
 
 class Recordings;
 
-// While it lives, a session keeps at least so many events: see Recordings::Hold(). Thread-safe.
+// Makes a session keep at least so many events, for the lifetime of the hold: see Recordings::Hold(). Thread-safe.
 class RecordingHold {
  public:
-  // `owner` outlives it.
+  // `owner` outlives the object.
   RecordingHold(Recordings* owner, const SessionPtr& session, uint64_t events, UserSlots::Slot slot);
   ~RecordingHold();
   RecordingHold(const RecordingHold&) = delete;
@@ -33,7 +33,7 @@ class RecordingHold {
 
  private:
   Recordings& owner_;
-  const std::weak_ptr<Session> session_;  // it may end before
+  const std::weak_ptr<Session> session_;  // the session may end first
   const uint64_t events_;
   const UserSlots::Slot slot_;
 };
@@ -41,26 +41,26 @@ class RecordingHold {
 // Thread-safe. No call blocks.
 class Recordings {
  public:
-  // `default_events`: what sessions keep from the start. The others outlive it.
+  // `default_events`: initial number for sessions. The other arguments outlive the object.
   Recordings(uint64_t default_events, SessionRegistry* sessions, SavedSettings* settings);
 
   // Keeps the last `max_events` events of each of the session's heaps for snapshots; 0: none. InvalidArgument above
-  // kMaxRecordedEvents; ResourceExhausted when the remote sessions of its user may keep no more.
+  // kMaxRecordedEvents; ResourceExhausted when the user's remote sessions may keep no more.
   void Set(const SessionPtr& session, uint64_t max_events, const std::function<void(absl::Status)>& done);
-  // Keeps at least `events` of each of its heaps, with exact times, whatever Set() says, until what `done` gets is
-  // destroyed. `user`: who asks. Errors as Set(); ResourceExhausted also when `user` has too many of them.
+  // Keeps at least `events` events per heap, with exact times, regardless of Set(), until the result of `done` is
+  // destroyed. `user`: the requester. Errors as Set(); ResourceExhausted also when `user` has too many holds.
   void Hold(const SessionPtr& session, uint64_t events, const UserKey& user,
             const std::function<void(absl::StatusOr<std::shared_ptr<RecordingHold>>)>& done);
 
  private:
   friend class RecordingHold;
   void EndHold(const SessionPtr& session, uint64_t events);
-  static uint64_t EventsToKeep(Session& session);  // in each heap
+  static uint64_t EventsToKeep(Session& session);  // per heap
 
   const uint64_t default_events_;
   SessionRegistry& sessions_;
   SavedSettings& settings_;
-  UserSlots slots_;  // holds
+  UserSlots slots_;  // for holds
 };
 
 }  // namespace vrambroker

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Returning: the processes that were in claims when the last daemon ended, and run still. What they have of a GPU only
-// they can say. Until they have, a counted session is given no more: it could get what is theirs.
+// Returning: live processes, members of claims when the last daemon ended. Only the processes know how much GPU memory
+// they use. Until all have reported, counted sessions get no more memory: it could belong to a returning process.
 #ifndef VRAMBROKER_SERVER_CORE_RETURNING_H_
 #define VRAMBROKER_SERVER_CORE_RETURNING_H_
 
@@ -25,25 +25,25 @@ namespace vrambroker {
 // Thread-safe.
 class Returning {
  public:
-  // The library looks for a daemon every second. A process that is stopped, or that has closed its session long ago,
-  // does not come: then the others go on without it.
+  // The client library looks for a daemon every second. A stopped process, or a process with a session closed long ago,
+  // does not return: after this time the daemon stops waiting.
   static constexpr std::chrono::seconds kMost{10};
-  // How often it looks who has ended: many ask again and again.
+  // Time between two checks for ended processes: many processes ask again and again.
   static constexpr std::chrono::milliseconds kBetweenLooks{100};
 
-  // Outlives it.
+  // `sessions` outlives the object.
   explicit Returning(const SessionRegistry* sessions) : sessions_(*sessions) {}
 
-  // Those that run still.
+  // Sets the processes to wait for; all still run.
   void Await(const std::vector<ProcessId>& processes, SteadyTime until) ABSL_LOCKS_EXCLUDED(mu_);
-  // The process has said what it holds on the device.
+  // Notes the process's report of memory on the device.
   void HasSaid(pid_t process, uint64_t device) ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether there is one that has not, other than `asking`. One with a session that is not counted has said it when
-  // that was opened.
+  // Whether a process other than `asking` has yet to report. A process with an uncounted session reported when it
+  // opened the session.
   bool AreAwaited(uint64_t device, pid_t asking, SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // Leaves out those that have ended, and those with a session that is not counted.
+  // Drops ended processes, and processes with an uncounted session.
   void Look() ABSL_LOCKS_EXCLUDED(mu_);
   bool IsTimeToLook(SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -52,7 +52,7 @@ class Returning {
   Mutex mu_;
   SteadyTime until_ ABSL_GUARDED_BY(mu_);
   SteadyTime next_look_ ABSL_GUARDED_BY(mu_);
-  // The devices that each has spoken of.
+  // Devices reported by each process.
   absl::btree_map<ProcessId, absl::flat_hash_set<uint64_t>> processes_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -30,8 +30,8 @@ bool IsNothing(const Limit& guarantee) {
 
 }  // namespace
 
-// A guarantee being set on one device after another. Increases come first, since they may be refused. Undoing an
-// increase lowers the guarantee again, and is never refused. Keeps itself alive.
+// A guarantee being set, device by device. Increases come first, since they may be refused. Undoing an increase lowers
+// the guarantee again, and is never refused. Keeps itself alive.
 class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> {
  public:
   Guarantee(SessionLimits* owner, SessionPtr session, const Limit& guarantee, bool takes_less, Done done)
@@ -87,7 +87,7 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
   // Handles the result on the last device tried.
   void Given(const absl::Status& status) {
     if (status.ok()) return Continue();
-    // Changes run in turn, so no other change has modified these guarantees.
+    // Changes run in turn, so no concurrent change has modified the guarantees.
     for (size_t i = 0; i + 1 < tried_; ++i) {
       (void)owner_.pools_[order_[i]]->SetGuarantee(session_->id(), before_[order_[i]]);
     }

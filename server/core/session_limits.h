@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SessionLimits: what operators, and the policy, set of a live session: limit, guarantee, priority. What operators set
-// is kept for the session over a restart of the daemon (SavedSettings).
+// SessionLimits: limit, guarantee and priority of a live session, set by operators or by the policy. Operators'
+// settings survive a restart of the daemon (SavedSettings).
 #ifndef VRAMBROKER_SERVER_CORE_SESSION_LIMITS_H_
 #define VRAMBROKER_SERVER_CORE_SESSION_LIMITS_H_
 
@@ -25,7 +25,7 @@
 
 namespace vrambroker {
 
-// InvalidArgument for a fraction that is not within [0, 1].
+// InvalidArgument for a fraction outside of [0, 1].
 absl::Status CheckLimit(absl::string_view field, const Limit& limit);
 
 // Thread-safe. No call blocks.
@@ -33,50 +33,50 @@ class SessionLimits {
  public:
   using Done = std::function<void(absl::Status)>;
 
-  // All outlive it. `pools` by device.
+  // All arguments outlive the object. `pools` are indexed by device.
   SessionLimits(std::vector<SegmentPool*> pools, std::chrono::milliseconds reclaim_timeout, WaitingRequests* waiting,
                 SavedSettings* settings);
 
-  // What is reserved beyond it is asked back, as far as it is reclaimable; the rest stays. InvalidArgument below the
-  // guarantee.
+  // Asks the client to give back memory reserved above the new limit, as far as it is reclaimable; the rest stays.
+  // InvalidArgument below the guarantee.
   absl::Status SetLimit(const SessionPtr& session, const Limit& limit) ABSL_LOCKS_EXCLUDED(mu_);
-  // On all devices, or on none. Answers when others have given up what is needed for it, or will not: errors of
-  // Ledger::SetGuarantee(), as ResourceExhausted. Guarantees of a session are changed one after the other, in the order
-  // of the calls: the one that is answered last holds.
+  // Sets the guarantee on all devices or on none. Answers when other sessions have given up the memory needed, or will
+  // not. Errors: see Ledger::SetGuarantee(), as ResourceExhausted. Guarantees of a session change sequentially, in call
+  // order, so the last answered change holds.
   void SetGuarantee(const SessionPtr& session, const Limit& guarantee, const Done& done);
-  // The session hears of the limit that it has now: its own, or its claim's, whichever is lower.
+  // Tells the session its current limit: the lower of the session's and the claim's.
   void TellLimit(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
-  // The same, and its client, who is not connected yet, is not told.
+  // As TellLimit(), but without telling the client, not connected yet.
   void UpdateLimit(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
-  // Gives a new session the guarantee that it asks for, or (none) all that the policy allows. PermissionDenied above
-  // that; errors as SetGuarantee(), after which the session is to be closed. Where an operator had set another one
-  // before the daemon was started, it gets that, or as if none had been set when that cannot be given any more.
+  // Gives a new session its requested guarantee, or (nullopt) all that the policy allows. PermissionDenied above the
+  // policy's amount; further errors as SetGuarantee(). After an error, close the session. A guarantee set by an
+  // operator before the restart takes precedence; if the guarantee no longer fits, the session is treated as if no
+  // operator had set it.
   void KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
-  // InvalidArgument outside of [-kMaxPriority, kMaxPriority]. What is not an operator's word is not kept.
+  // InvalidArgument outside of [-kMaxPriority, kMaxPriority]. Only an operator's setting is saved.
   absl::Status SetPriority(const SessionPtr& session, int64_t priority, bool is_operators = false)
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   class Guarantee;
 
-  // Runs `change` when earlier changes of the session's guarantee have been answered. `change` calls its argument once,
-  // as `done` is called.
+  // Runs `change` once earlier changes of the session's guarantee are answered. `change` calls its argument once, where
+  // it would call `done`.
   void InTurn(const SessionPtr& session, std::function<void(const Done& done)> change, const Done& done)
       ABSL_LOCKS_EXCLUDED(turns_mu_);
-  // Runs the session's changes as long as each is answered at once. One that is not has the next ones run by its
-  // answer.
+  // Runs the session's changes while each is answered at once. A change answered later runs the next from its answer.
   void TakeTurns(SessionId session) ABSL_LOCKS_EXCLUDED(turns_mu_);
-  // Do so, in turn.
+  // Bodies of SetGuarantee() and KeepGuarantee(), run in turn.
   void SetGuaranteeNow(const SessionPtr& session, const Limit& guarantee, const Done& done);
   void KeepGuaranteeNow(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
-  // Checks that the policy allows the client to ask for the guarantee: InvalidArgument or PermissionDenied.
+  // Checks the client's right, by the policy, to ask for the guarantee: InvalidArgument or PermissionDenied.
   absl::Status CheckWish(const Session& session, const Limit& guarantee) const;
-  // SetGuarantee() without a word to the next daemon. `takes_less`: it may be what LeftOf() has left of it.
+  // SetGuarantee() without saving it for the next daemon. `takes_less`: falls back to the part reported by LeftOf().
   void GiveGuarantee(const SessionPtr& session, const Limit& guarantee, bool takes_less, const Done& done);
   void TellLimitOf(const SessionPtr& session, int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // The guarantee that a session gets without asking: what the policy allows, but no more than its limit, nor than what
-  // its user has left.
+  // Guarantee of a session without a request: the policy's, but at most the session's limit and the rest of the user's
+  // guarantee.
   Limit LeftOf(const Session& session, const Limit& allowed) const;
 
   const std::vector<SegmentPool*> pools_;
@@ -84,12 +84,12 @@ class SessionLimits {
   WaitingRequests& waiting_;
   SavedSettings& settings_;
 
-  // Held while a limit or a priority is changed: pool, allocator and client hear of two changes in the same order, all
-  // devices of the last one. No lock of a request, session or pool is held when it is taken.
+  // Held while a limit or a priority changes, so pool, allocator and client see two changes in the same order, on all
+  // devices. Locked while no lock of a request, session or pool is held.
   Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kLimits) ABSL_ACQUIRED_BEFORE(lock_level::kTimer){lock_level::kLimits};
 
-  Mutex turns_mu_;  // held for nothing but this; no other lock is taken
-  // What is to come after the change of each session's guarantee that is being made.
+  Mutex turns_mu_;  // guards only turns_; no other lock is taken under it
+  // Changes queued behind the running change of each session's guarantee.
   using Turn = std::function<void(const std::function<void()>& answered)>;
   absl::flat_hash_map<SessionId, std::deque<Turn>> turns_ ABSL_GUARDED_BY(turns_mu_);
 };
