@@ -15,7 +15,7 @@
 namespace vrambroker {
 namespace {
 
-// `instead`: what a session that leases is to use.
+// `instead`: the call to use for a leasing session.
 absl::StatusOr<RemoteSession*> RemoteOf(const SessionPtr& session, absl::string_view instead) {
   if (RemoteSession* remote = session->remote()) return remote;
   return absl::FailedPreconditionError(absl::StrCat("the session leases segments: use ", instead));
@@ -23,7 +23,7 @@ absl::StatusOr<RemoteSession*> RemoteOf(const SessionPtr& session, absl::string_
 
 }  // namespace
 
-// One that the session's cache does not serve. Its steps are tasks of the session's slow calls, one after the other.
+// An allocation not served by the session's cache. Its steps run in sequence as tasks of the session's slow calls.
 class Allocations::Request : public MemoryRequest {
  public:
   Request(Allocations* owner, const SessionPtr& session, int device, const RequestOptions& options, uint64_t requested,
@@ -57,14 +57,14 @@ class Allocations::Request : public MemoryRequest {
   }
 
   void RunReserved(Reservation reservation) override {
-    // It may have ended since the grant, or have freed what serves it.
+    // Since the grant the session may have ended, or freed memory that serves the request.
     const absl::Status may_allocate = remote_.CheckMayAllocate();
     if (!may_allocate.ok() || block_->SearchAgain()) {
       reservation.Release();
       return may_allocate.ok() ? Answer() : done_(may_allocate);
     }
     absl::Status refusal = remote_.SupplyReserved(device(), *block_, std::move(reservation));
-    if (!refusal.ok()) {  // the driver's
+    if (!refusal.ok()) {  // refused by the driver
       block_->FlushAgain();
       refusal = remote_.RunUntilRefused(device(), *block_);
     }
@@ -75,13 +75,13 @@ class Allocations::Request : public MemoryRequest {
   void Wait() {
     block_->Park();
     owner_.waiting_.Wait(shared_from_this(), block_->segment_bytes());
-    owner_.waiting_.Retry(remote_, device());  // what was freed before it waited
+    owner_.waiting_.Retry(remote_, device());  // for memory freed before the wait
   }
 
   bool TryServeOtherwise() override { return remote_.CheckMayAllocate().ok() && block_->SearchAgain(); }
   void ServedOtherwise() override { Answer(); }
 
-  // What came of it, after a last search of the cache if it is refused.
+  // Answers with the result, after a last search of the cache if refused.
   void Answer(const absl::Status& refusal = absl::OkStatus()) {
     if (!refusal.ok()) {
       if (absl::Status status = remote_.CheckMayAllocate(); !status.ok()) return done_(std::move(status));
@@ -97,11 +97,11 @@ class Allocations::Request : public MemoryRequest {
   }
 
   Allocations& owner_;
-  RemoteSession& remote_;  // the request's session
+  RemoteSession& remote_;  // the session of this request
   const uint64_t requested_;
   const Stream stream_;
   const Done done_;
-  std::unique_ptr<BlockRequest> block_;  // of the session's heap; none before its first slow call
+  std::unique_ptr<BlockRequest> block_;  // in the session's heap; null before the first slow call
 };
 
 Allocations::Allocations(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock, WaitingRequests* waiting,
@@ -126,7 +126,7 @@ void Allocations::Allocate(const SessionPtr& session, uint64_t device, uint64_t 
   absl::StatusOr<Allocation> cached = (*remote)->AllocateFromCache(ordinal, requested, stream, options.scope);
   if (!absl::IsNotFound(cached.status())) return done(std::move(cached));
   const auto request = std::make_shared<Request>(this, session, ordinal, options, requested, stream, done);
-  // What it needs is not known yet. One that has some of its guarantee left is not kept waiting.
+  // The needed bytes are not known yet. A session with unused guarantee is not kept waiting.
   if (waiting_.GoesFirst(*session, ordinal, /*bytes=*/1)) return request->Start();
   waiting_.AfterPass(ordinal, [request] { request->Start(); });
 }

@@ -26,15 +26,15 @@ class Allocations {
  public:
   using Done = std::function<void(absl::StatusOr<Allocation>)>;
 
-  // All outlive it. `pools` by device.
+  // All arguments outlive the object. `pools` are indexed by device.
   Allocations(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock, WaitingRequests* waiting,
               Refusals* refusals);
 
-  // OutOfMemoryError() when there is no memory; ResourceExhausted when too many calls of the session wait;
-  // InvalidArgument for 0 bytes; NotFound for an unknown device; FailedPrecondition for a session that leases.
+  // OutOfMemoryError() without memory; ResourceExhausted when too many calls of the session wait; InvalidArgument for 0
+  // bytes; NotFound for an unknown device; FailedPrecondition for a leasing session.
   void Allocate(const SessionPtr& session, uint64_t device, uint64_t requested, Stream stream, const Done& done,
                 const RequestOptions& options = {.may_reclaim = true});
-  // Errors as RemoteSession::Free(); FailedPrecondition for a session that leases.
+  // Errors as RemoteSession::Free(); FailedPrecondition for a leasing session.
   absl::Status Free(const SessionPtr& session, absl::Span<const BlockId> blocks);
 
  private:

@@ -22,7 +22,7 @@ absl::Status CheckBytes(uint64_t bytes) {
 
 }  // namespace
 
-// One that is not answered at once. Its steps are tasks of the session's slow calls, one after the other.
+// A charge not answered at once. Its steps run in sequence as tasks of the session's slow calls.
 class Charges::Request : public MemoryRequest {
  public:
   Request(Charges* owner, const SessionPtr& session, int device, const RequestOptions& options, uint64_t bytes,
@@ -38,7 +38,7 @@ class Charges::Request : public MemoryRequest {
     if (!queued) done_(Session::TooManyCalls());
   }
 
-  // What a charge was refused for others may have, and then it waits for them.
+  // Waits for other sessions if they may have the memory.
   void AnswerOrWait(const absl::Status& status) {
     if (!options().may_reclaim || SegmentRefusalCause(status) != OomCause::kCapacity) return Answer(status);
     owner_.waiting_.Wait(shared_from_this(), bytes_);
@@ -68,7 +68,7 @@ class Charges::Request : public MemoryRequest {
   }
 
   Charges& owner_;
-  CountedSession& counted_;  // the request's session
+  CountedSession& counted_;  // the session of this request
   const uint64_t bytes_;
   const Done done_;
 };
@@ -90,7 +90,7 @@ void Charges::Charge(const SessionPtr& session, uint64_t device, uint64_t bytes,
   if (absl::Status status = CheckBytes(bytes); !status.ok()) return done(std::move(status));
   if (absl::Status status = CheckWait(options); !status.ok()) return done(std::move(status));
   const int ordinal = static_cast<int>(device);
-  // Before the charge is tried, so that it knows of what comes meanwhile.
+  // Made before the charge is tried, to see a cancellation in between.
   const auto request = std::make_shared<Request>(this, session, ordinal, options, bytes, done);
   if (!waiting_.GoesFirst(*session, ordinal, bytes)) {
     return waiting_.AfterPass(ordinal, [request] { request->Start(); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Charges: what sessions are charged whose clients have their memory of the driver themselves.
+// Charges: accounting for sessions whose clients allocate directly from the driver.
 #ifndef VRAMBROKER_SERVER_REQUESTS_CHARGES_H_
 #define VRAMBROKER_SERVER_REQUESTS_CHARGES_H_
 
@@ -19,30 +19,31 @@
 
 namespace vrambroker {
 
-// Thread-safe. No call blocks. All of it is for counted sessions: FailedPrecondition for others. NotFound for an
-// unknown device, InvalidArgument unless `bytes` is a multiple of 2 MiB.
+// Thread-safe. No call blocks. FailedPrecondition for uncounted sessions, except in GetRoom(). NotFound for an unknown
+// device, InvalidArgument unless `bytes` is a multiple of 2 MiB.
 class Charges {
  public:
   using Done = std::function<void(absl::Status)>;
 
-  // All outlive it. `pools` by device.
+  // All arguments outlive the object. `pools` are indexed by device.
   Charges(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock, WaitingRequests* waiting,
           Refusals* refusals);
 
-  // Charges `bytes` more. OutOfMemoryError() when there is no memory: counted and logged if others were asked for it
-  // (`options`), else it is for the client to try that. ResourceExhausted also when too many calls of the session wait.
+  // Charges `bytes` more. OutOfMemoryError() without memory: counted and logged if `options` asked other sessions for
+  // memory, else the client may retry with may_reclaim. ResourceExhausted also when too many calls of the session wait.
   void Charge(const SessionPtr& session, uint64_t device, uint64_t bytes, const Done& done,
               const RequestOptions& options = {});
   // Errors as CountedSession::Uncharge().
   absl::Status Uncharge(const SessionPtr& session, uint64_t device, uint64_t bytes);
-  // What the client has from before this run of the daemon, also nothing. `resumes` and errors as
+  // Declares memory (or 0 bytes) held by the client since before this run of the daemon. `resumes` and errors as
   // CountedSession::Declare().
   absl::Status Declare(const SessionPtr& session, uint64_t device, uint64_t bytes, uint64_t resumes);
 
-  // What programs size themselves by: independent of what others hold. All in bytes.
+  // Figures for programs to choose their sizes by: independent of other sessions' use. All in bytes. Aborted for an
+  // ended session.
   struct Room {
     uint64_t limit = 0;
-    uint64_t free = 0;  // of the limit, and of the share's
+    uint64_t free = 0;  // of the session's limit and of the share's
     uint64_t charged = 0;
   };
   absl::StatusOr<Room> GetRoom(const SessionPtr& session, uint64_t device) const;

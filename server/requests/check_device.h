@@ -10,7 +10,7 @@
 
 namespace vrambroker {
 
-// NotFound unless `device` is one of the daemon's, which has so many `devices`.
+// NotFound unless `device` is below `devices`, the daemon's number of devices.
 inline absl::Status CheckDevice(uint64_t device, size_t devices) {
   if (device < devices) return absl::OkStatus();
   return absl::NotFoundError(

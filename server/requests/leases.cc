@@ -18,7 +18,7 @@ namespace vrambroker {
 namespace {
 
 constexpr size_t kMaxSegmentsInLease = 64;
-constexpr size_t kMaxErrorInLog = 512;  // characters, of what a client says
+constexpr size_t kMaxErrorInLog = 512;  // characters of a client's message
 constexpr size_t kMaxUsersInLog = 1000;
 
 absl::Status CheckSizes(const std::vector<uint64_t>& sizes) {
@@ -34,7 +34,7 @@ absl::Status CheckSizes(const std::vector<uint64_t>& sizes) {
   return absl::OkStatus();
 }
 
-// nullopt above `most`: the sum may be beyond what can be counted.
+// nullopt above `most`: avoids overflow of the sum.
 std::optional<uint64_t> SumUpTo(uint64_t most, const std::vector<uint64_t>& sizes) {
   uint64_t sum = 0;
   for (const uint64_t bytes : sizes) {
@@ -51,10 +51,10 @@ absl::StatusOr<LeasedSession*> LeasedOf(const SessionPtr& session) {
 
 }  // namespace
 
-// One that is not served at once. Its steps are tasks of the session's slow calls, one after the other.
+// A lease not served at once. Its steps run in sequence as tasks of the session's slow calls.
 class Leases::Request : public MemoryRequest {
  public:
-  // `sum`: of `sizes`.
+  // `sum`: sum of `sizes`.
   Request(Leases* owner, const SessionPtr& session, int device, const RequestOptions& options,
           std::vector<uint64_t> sizes, uint64_t sum, Done done)
       : MemoryRequest(session, device, options),
@@ -74,7 +74,7 @@ class Leases::Request : public MemoryRequest {
     if (!queued) done_(Session::TooManyCalls());
   }
 
-  // What a lease was refused for others may have, and then it waits for them.
+  // Waits for other sessions if they may have the memory.
   void AnswerOrWait(absl::StatusOr<std::vector<Lease>> leases) {
     const std::optional<OomCause> refusal = SegmentRefusalCause(leases.status());
     const bool may_wait = refusal == OomCause::kCapacity || (refusal == OomCause::kLimit && may_await_look_);
@@ -102,7 +102,7 @@ class Leases::Request : public MemoryRequest {
     owner_.waiting_.Wait(shared_from_this(), sum_);
   }
 
-  // False, and the request is answered, when the client has resumed the session meanwhile: it does not know of this
+  // False, after answering the request, when the client has resumed the session meanwhile and does not know of the
   // lease.
   bool HasConnection(Reservation* reservation = nullptr) {
     if (leased_.events() == events_) return true;
@@ -115,7 +115,7 @@ class Leases::Request : public MemoryRequest {
     if (leases.ok()) return done_(std::move(leases));
     const uint64_t largest = *std::max_element(sizes_.begin(), sizes_.end());
     const WaitRecord outcome = this->outcome();
-    // Also of one that was cancelled: the client has it explained when it mattered.
+    // Also after a cancellation: the client asks for an explanation if the refusal mattered.
     leased_.refusals().AddLeaseOutcome(device(), largest, owner_.clock_(), outcome);
     const std::optional<OomCause> cause = SegmentRefusalCause(leases.status());
     if (!cause.has_value()) return done_(std::move(leases));
@@ -123,7 +123,7 @@ class Leases::Request : public MemoryRequest {
   }
 
   Leases& owner_;
-  LeasedSession& leased_;  // the request's session
+  LeasedSession& leased_;  // the session of this request
   const std::shared_ptr<SessionEvents> events_;
   const std::vector<uint64_t> sizes_;
   const uint64_t sum_;
@@ -151,8 +151,8 @@ void Leases::LeaseSegments(const SessionPtr& session, uint64_t device, const std
   const auto make_request = [&] {
     return std::make_shared<Request>(this, session, ordinal, options, sizes, *sum, done);
   };
-  // Before the lease is tried, so that it knows of what comes meanwhile: a cancellation, or room that a look has made.
-  // What may not wait needs none where the pool has the segments.
+  // Made before the lease is tried, to see events in between: a cancellation, or memory freed by a look at carried-over
+  // segments. A request without a wait is made only if the pool lacks the segments.
   std::shared_ptr<Request> request = options.may_reclaim ? make_request() : nullptr;
   const bool goes_first = waiting_.GoesFirst(*session, ordinal, *sum);
   absl::StatusOr<std::vector<Lease>> idle = absl::NotFoundError("not tried");
@@ -175,8 +175,9 @@ absl::Status Leases::ReturnSegments(const SessionPtr& session, uint64_t device, 
 
 absl::Status Leases::DeclareCarriedOver(const SessionPtr& session, const CarriedByDevice& segments, bool begins,
                                         bool ends) {
-  // Buffers of remote sessions outlive the daemon, too, also on CUDA: the driver keeps what their process has open. But
-  // such a session never reaches the next daemon, which charges to nobody what it finds of it, or what the driver says.
+  // Buffers of remote sessions outlive the daemon too, even on CUDA: the driver keeps memory opened by a live process.
+  // But such a session never reaches the next daemon. The next daemon charges the memory, found or reported by the
+  // driver, to no session.
   if (!session->leases()) {
     return absl::FailedPreconditionError("carried_over: the session is remote: the daemon knows what it holds");
   }

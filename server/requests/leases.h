@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Leases: segments for sessions that lease, and what their clients still hold of an earlier run of the daemon.
+// Leases: segments for leasing sessions, and segments still held by clients from an earlier run of the daemon.
 #ifndef VRAMBROKER_SERVER_REQUESTS_LEASES_H_
 #define VRAMBROKER_SERVER_REQUESTS_LEASES_H_
 
@@ -33,29 +33,29 @@ class Leases {
  public:
   using Done = std::function<void(absl::StatusOr<std::vector<Lease>>)>;
 
-  // All outlive it. `pools` by device.
+  // All arguments outlive the object. `pools` are indexed by device.
   Leases(std::vector<SegmentPool*> pools, std::function<SteadyTime()> clock, WaitingRequests* waiting,
          Refusals* refusals, SharedTimer* timer);
 
-  // One segment of each of `sizes`, or none. OutOfMemoryError() names why there is no memory, and is counted only when
-  // Refusals::Explain() says that it mattered. ResourceExhausted when too many calls of the session wait;
-  // InvalidArgument for sizes that no segment has; NotFound for an unknown device; FailedPrecondition for a remote
-  // session.
+  // Leases a segment for each of `sizes`, or none. OutOfMemoryError() names the cause, and is counted only when the
+  // client reports through Refusals::Explain() that it mattered. ResourceExhausted when too many calls of the session
+  // wait; InvalidArgument for sizes impossible for a segment; NotFound for an unknown device; FailedPrecondition for a
+  // remote session.
   void LeaseSegments(const SessionPtr& session, uint64_t device, const std::vector<uint64_t>& sizes, const Done& done,
                      const RequestOptions& options = {});
   // Errors as LeasedSession::ReturnSegments(); NotFound for an unknown device, FailedPrecondition for a remote session.
   absl::Status ReturnSegments(const SessionPtr& session, uint64_t device, absl::Span<const SegmentId> segments);
 
-  // What the session's client holds of an earlier run of the daemon, by device; or a part of it, unless it `begins` and
-  // `ends` here: see CarriedOver. NotFound for an unknown device, InvalidArgument for sizes that no segment has;
-  // FailedPrecondition for a remote session.
+  // Declares segments held by the session's client from an earlier run of the daemon, by device. A partial list unless
+  // both `begins` and `ends` are set: see CarriedOver. NotFound for an unknown device, InvalidArgument for sizes
+  // impossible for a segment; FailedPrecondition for a remote session.
   using CarriedByDevice = absl::btree_map<uint64_t, std::vector<CarriedSegment>>;
   absl::Status DeclareCarriedOver(const SessionPtr& session, const CarriedByDevice& segments, bool begins, bool ends);
-  // It has closed these, on whatever devices they are.
+  // The client has closed these segments, on any devices.
   void FreeCarriedOver(const SessionPtr& session, absl::Span<const uint64_t> ids);
 
-  // The session's client says that its device does not open what it was given. Logs it: of each user once, that CUDA
-  // may not let processes of another user than the daemon's open its memory.
+  // The client reports that its device cannot open the daemon's memory. Logs the report; once per user, logs that CUDA
+  // may not let another user's processes open the daemon's memory.
   void CannotOpen(const Session& session, int device, absl::string_view error) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -67,8 +67,8 @@ class Leases {
   Refusals& refusals_;
   SharedTimer& timer_;
 
-  Mutex mu_;                                                     // held for nothing but this; no other lock is taken
-  absl::flat_hash_set<uid_t> cannot_open_ ABSL_GUARDED_BY(mu_);  // who have been logged
+  Mutex mu_;  // guards only cannot_open_; no other lock is taken under it
+  absl::flat_hash_set<uid_t> cannot_open_ ABSL_GUARDED_BY(mu_);  // logged users
 };
 
 }  // namespace vrambroker

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MemoryRequest: one request for memory that may come to wait for others.
+// MemoryRequest: a request for memory, perhaps waiting for other sessions.
 #ifndef VRAMBROKER_SERVER_REQUESTS_MEMORY_REQUEST_H_
 #define VRAMBROKER_SERVER_REQUESTS_MEMORY_REQUEST_H_
 
@@ -19,25 +19,24 @@
 
 namespace vrambroker {
 
-// How far a request goes when the device is full.
+// Permitted effort when the device is full.
 struct RequestOptions {
-  bool may_reclaim = false;           // others that hold reclaimable memory are asked to give it back
-  std::chrono::milliseconds wait{0};  // with may_reclaim: and then it waits for so long, as far as its terms allow
+  bool may_reclaim = false;           // asks holders of reclaimable memory to give it back
+  std::chrono::milliseconds wait{0};  // with may_reclaim: then waits so long, within the session's terms
   uint64_t cancel_key = 0;            // for WaitingRequests::Cancel(); 0: none
-  uint64_t resumes = 0;               // of a charge: see CountedSession::resumes()
-  ScopeId scope = 0;                  // of an allocation, in the session's list: what the block is for
+  uint64_t resumes = 0;               // for a charge: see CountedSession::resumes()
+  ScopeId scope = 0;                  // for an allocation: purpose of the block, in the session's list
 };
 
 // InvalidArgument above kMaxWait.
 absl::Status CheckWait(const RequestOptions& options);
 
-// It may wait several times, one after the other: WaitingRequests::Wait(). While it waits, it may be granted, refused
-// and served otherwise at the same moment. The first of these ends the wait and goes on with the request. The others do
-// nothing, and a reservation that came too late gives itself back. Queues and tasks that refer to a request keep it
-// alive.
+// A request may wait several times in sequence: see WaitingRequests::Wait(). A grant, a refusal and service without a
+// grant may race. The first ends the wait and continues the request. The losers do nothing, and a late reservation
+// gives itself back. Queues and tasks referring to a request keep it alive.
 class MemoryRequest : public std::enable_shared_from_this<MemoryRequest> {
  public:
-  // If it may wait, its session's CancelKeys know it from now on.
+  // If the request may wait, its session's CancelKeys know it from now on.
   MemoryRequest(SessionPtr session, int device, const RequestOptions& options);
   virtual ~MemoryRequest() = default;
   MemoryRequest(const MemoryRequest&) = delete;
@@ -50,31 +49,31 @@ class MemoryRequest : public std::enable_shared_from_this<MemoryRequest> {
 
   // ---- For WaitingRequests ----
 
-  // A wait ends with one of these, or with EndWaitOtherwise(). Neither blocks.
-  // The request goes on with what is reserved for it, as a slow call of its session.
+  // Granted(), Refused() or EndWaitOtherwise() ends a wait. Granted() and Refused() never block. Granted() continues
+  // the request with the reserved memory, as a slow call of the session.
   void Granted(Reservation reservation);
-  // Answers the request. `why`: SegmentRefused(), why it was cancelled, or why it cannot go on.
+  // Answers the request. `why`: SegmentRefused(), or the reason of a cancellation or failure.
   virtual void Refused(const absl::Status& why) = 0;
 
-  // Begins a wait; returns its number. All waits together end at deadline(), which the first one sets.
+  // Begins a wait; returns its number. deadline(), set by the first wait, ends all waits together.
   int StartWaiting(SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
-  // False: it has ended already. `outcome`: what was done for it.
+  // False: the wait has ended already. `outcome`: steps taken for the request.
   bool EndWait(int wait, WaitRecord outcome) ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends the wait if the request can be served without a grant. False: it cannot, or the wait has ended already.
+  // Ends the wait if the request can be served without a grant. False: not possible, or the wait has ended already.
   bool EndWaitOtherwise(int wait) ABSL_LOCKS_EXCLUDED(mu_);
   SteadyTime deadline() const ABSL_LOCKS_EXCLUDED(mu_);
 
  protected:
-  // May wait once more.
+  // True: may wait once more.
   bool HasTimeLeft(SteadyTime now) const { return now < deadline(); }
-  // What was done for it in the last wait.
+  // Steps taken in the last wait.
   WaitRecord outcome() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // (slow) Goes on with a request that was granted.
+  // (slow) Continues a granted request.
   virtual void RunReserved(Reservation reservation) = 0;
-  // Serves the request if its session has what it takes; ServedOtherwise() then goes on. Called with this request's
-  // lock held; may take the session's and the heap's.
+  // Serves the request if its session has the memory; ServedOtherwise() then continues. Called under the request's
+  // lock; may take the session's and the heap's locks.
   virtual bool TryServeOtherwise() { return false; }
   virtual void ServedOtherwise() {}
 
@@ -86,7 +85,7 @@ class MemoryRequest : public std::enable_shared_from_this<MemoryRequest> {
   mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kRequest)
       ABSL_ACQUIRED_BEFORE(lock_level::kQueue){lock_level::kRequest};
   int waits_ ABSL_GUARDED_BY(mu_) = 0;         // so far
-  int current_wait_ ABSL_GUARDED_BY(mu_) = 0;  // its number; 0: it does not wait
+  int current_wait_ ABSL_GUARDED_BY(mu_) = 0;  // number of the running wait; 0: none
   std::optional<SteadyTime> deadline_ ABSL_GUARDED_BY(mu_);
   WaitRecord outcome_ ABSL_GUARDED_BY(mu_);
 };

@@ -18,7 +18,7 @@
 namespace vrambroker {
 namespace {
 
-// Whose client is asked for what it has recorded, at a time. The ranks of a job may all be refused at once.
+// Concurrent recordings fetched from clients. The ranks of a job may all be refused at once.
 constexpr size_t kMaxRecordedOfUser = 8;
 constexpr size_t kMaxRecorded = 16;
 
@@ -33,7 +33,7 @@ void AddFit(const FitReport& fit, OomReport* report) {
   report->scopes = fit.scopes;
 }
 
-// Whether `recording` has the refusal. Heaps whose blocks the application cuts itself record none.
+// Whether `recording` contains the refusal. Heaps whose blocks the application cuts itself record no refusals.
 bool Shows(const HeapSnapshot& recording, const OomReport& report) {
   return std::any_of(recording.history.rbegin(), recording.history.rend(), [&](const HistoryEvent& event) {
     return event.action == HistoryAction::kOutOfMemory && event.bytes == report.block_bytes;
@@ -86,12 +86,12 @@ void Refusals::Explain(const SessionPtr& session, uint64_t device, const Refused
   OomReport report = Report(*session, ordinal, look);
   report.requested_bytes = request.requested_bytes;
   report.waited_ms = static_cast<uint64_t>(outcome.waited.count());
-  // Newer than what the client has reported, also among the holders.
+  // Newer than the client's last report, also among the holders.
   report.allocated_bytes = std::min(request.allocated_bytes, report.reserved_bytes);
   AddOthersOf(*session, look, outcome, &report);
   AddFit(request.fit, &report);
   report.cause = CauseOf(report, request.cause);
-  // A client may have changed by itself what it keeps; one of version 0.1 does not say.
+  // A client may have changed its recording on its own; version 0.1 does not report that.
   const bool is_recording = request.fit.max_events > 0 || session->records();
   End(session, std::move(report), is_recording, done);
 }
@@ -141,7 +141,7 @@ OomReport Refusals::Report(const Session& session, int device, const PoolLook& l
   report.capacity_bytes = look.stats.capacity_bytes;
   report.available_bytes = SaturatingSub(look.stats.capacity_bytes, look.stats.charged_bytes);
   report.guarantee_bytes = account.guarantee_bytes;
-  // What is committed and not charged, less the part of it that is the session's own, or its claim's.
+  // Committed and uncharged bytes, except the parts of the session and its claim.
   report.kept_free_bytes = SaturatingSub(look.stats.kept_free_bytes(),
                                          account.unused_guarantee_bytes() + look.share.unused_guarantee_bytes());
   report.held_back = look.is_held_back;
@@ -151,7 +151,7 @@ OomReport Refusals::Report(const Session& session, int device, const PoolLook& l
     report.claim = session.terms().claim;
     report.is_in_by_socket = session.caller().claim.has_value();
     report.share_limit_bytes = account.share_limit_bytes;
-    // Leaves out what its share's limit forbids of guarantees.
+    // Leaves out guarantees cut by the share's limit.
     const uint64_t cut = SaturatingSub(account.unused_guarantee_bytes(),
                                        SaturatingSub(account.share_limit_bytes, look.share.charged_bytes));
     report.guarantee_bytes -= cut;
@@ -175,7 +175,7 @@ void Refusals::AddOthersOf(const Session& session, const PoolLook& look, const W
     report->largest_holders.push_back(
         {.client = holder->name(),
          .reserved_bytes = held.account.reserved_bytes,
-         // Its client may not have told yet what its refusal says.
+         // The client may not have reported the refusal's figure yet.
          .allocated_bytes = is_own ? report->allocated_bytes : held.stats.allocated_bytes.all.current});
     if (is_own) continue;
     others.push_back({.client = holder->name(),
@@ -200,7 +200,7 @@ void Refusals::End(const SessionPtr& session, OomReport report, bool is_recordin
   report.refusal = ++last_number_;
   absl::StatusOr<UserSlots::Slot> slot = absl::UnavailableError("not now");
   const SteadyTime asked = clock_();
-  // No setting serves what no device could, and heaps do not record it.
+  // No setting helps a request larger than any device, and heaps do not record such a request.
   if (is_recording && report.cause != OomCause::kLargerThanDevice && report.requested_bytes < kMaxRequestBytes &&
       session->refusals().StartRecording(asked)) {
     slot = recording_slots_.Take(session->caller().user());
@@ -208,11 +208,11 @@ void Refusals::End(const SessionPtr& session, OomReport report, bool is_recordin
   }
   if (!slot.ok()) return done(Count(*session, report));
   const auto taken = std::make_shared<UserSlots::Slot>(*std::move(slot));
-  // Before the answer: a program that dies of it cannot be asked any more.
+  // Before the answer: a program killed by the refusal cannot be asked any more.
   const bool queued = session->slow_questions().Submit([this, session, report, done, taken, asked] {
     const SteadyTime began = clock_();
     OomReport recorded = report;
-    // Behind other questions the moment may have passed, and the program waits.
+    // Behind earlier questions the moment may have passed, and the program is waiting.
     if (began - asked <= session_bounds_.client_timeout) {
       Keep(*session, &recorded);
       const SteadyTime now = clock_();
@@ -243,7 +243,7 @@ absl::Status Refusals::Count(Session& session, const OomReport& report) {
   session.refusals().Count(report.device, report.cause, clock_());
   tenants_.CountRefusal(session.terms().tenant, report.device, report.cause);
   if (!session.terms().claim.empty()) claims_.CountRefusal(session.terms().claim, report.device, report.cause);
-  // It may have ended while it was being asked for its recording.
+  // The session may have ended while asked for its recording.
   if (session.state() == SessionState::kClosed) CountEndedAfterRefusal(session);
   absl::Status status = OutOfMemoryError(report);
   LogClientEvent(spdlog::level::info, RefusalLine(session.id(), session.name(), report));
@@ -256,7 +256,7 @@ absl::Status Refusals::Count(Session& session, const OomReport& report) {
   return status;
 }
 
-// ---- On record, counted ----
+// ---- Stored refusals, counters ----
 
 Refusals::Events Refusals::Last(std::optional<uid_t> uid) const {
   Events events = log_.NewestFirst();
@@ -268,7 +268,7 @@ Refusals::Events Refusals::Last(std::optional<uid_t> uid) const {
 
 absl::StatusOr<Refusals::Events> Refusals::LastOf(const SessionRef& ref, std::optional<uid_t> uid) const {
   Events events = Last(uid);
-  // It may have ended: what is on record counts as well.
+  // The session may have ended: stored refusals count as well.
   SessionRef wanted = ref;
   if (const auto* either = std::get_if<IdOrName>(&ref)) {
     const auto [by_id, by_name] = sessions_.FindEither(*either);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Refusals: explains, counts, logs and keeps what sessions are refused for want of memory.
+// Refusals: explains, counts, logs and stores refusals of memory to sessions.
 #ifndef VRAMBROKER_SERVER_REQUESTS_REFUSALS_H_
 #define VRAMBROKER_SERVER_REQUESTS_REFUSALS_H_
 
@@ -34,7 +34,7 @@
 
 namespace vrambroker {
 
-// A request of a client's own allocator that a refused lease has left without memory.
+// A request of a client's own allocator left without memory by a refused lease.
 struct RefusedRequest {
   OomCause cause = OomCause::kCapacity;
   uint64_t requested_bytes = 0;
@@ -49,80 +49,80 @@ class Refusals {
   using Counts = SessionRefusals::Counts;
   using Events = std::vector<std::shared_ptr<const OomEvent>>;
 
-  // All outlive it. `pools` by device. `max_tenants`: see TenantRefusals.
+  // All arguments outlive the object. `pools` are indexed by device. `max_tenants`: see TenantRefusals.
   Refusals(std::function<SteadyTime()> clock, const SessionBounds& session_bounds, std::vector<SegmentPool*> pools,
            const SessionRegistry* sessions, size_t max_tenants = TenantRefusals::kMaxTenants);
 
   // ---- Refusing ----
 
-  // What a remote session asked for in vain.
+  // A refused request of a remote session.
   struct RemoteRequest {
     uint64_t bytes = 0;
     Stream stream = 0;
     ScopeId scope = 0;
-    OomCause cause = OomCause::kCapacity;  // what kept the session from growing
-    WaitRecord outcome;                    // what was done for it
+    OomCause cause = OomCause::kCapacity;  // why the session could not grow
+    WaitRecord outcome;                    // steps taken for the request
   };
-  // Answers with OutOfMemoryError() once the refusal is counted, logged and on record, and what the session has
-  // recorded is kept, if it is its turn.
+  // Answers with OutOfMemoryError() once the refusal is counted, logged and stored. Before, stores the session's
+  // recording, if a recording is due.
   void Refuse(RemoteSession& session, int device, const RemoteRequest& request, const Done& done);
-  // The same for a request of the client's own allocator. Asks the client for what it has recorded. NotFound for an
+  // As Refuse(), for a request of the client's own allocator. Asks the client for its recording. NotFound for an
   // unknown device, FailedPrecondition for a remote session.
   void Explain(const SessionPtr& session, uint64_t device, const RefusedRequest& request, const Done& done);
-  // OutOfMemoryError() of a lease whose largest segment has `bytes`. Nothing is counted: the client has Explain() do
-  // that when it mattered.
+  // OutOfMemoryError() for a lease with `bytes` in the largest segment. Counts nothing: the client calls Explain() when
+  // the refusal mattered.
   absl::Status LeaseError(const LeasedSession& session, int device, uint64_t bytes, OomCause cause,
                           const WaitRecord& outcome) const;
 
-  // What a counted session was to be charged in vain.
+  // A refused charge of a counted session.
   struct ChargeRefusal {
     uint64_t bytes = 0;
     OomCause cause = OomCause::kCapacity;
     WaitRecord outcome;
   };
-  // Answers with OutOfMemoryError() once the refusal is counted, logged and on record.
+  // Answers with OutOfMemoryError() once the refusal is counted, logged and stored.
   void RefuseCharge(CountedSession& session, int device, const ChargeRefusal& refusal, const Done& done);
-  // The same error where nothing is counted: the client tries once more, and lets others be asked.
+  // As RefuseCharge() without counting: the client retries, with may_reclaim.
   absl::Status ChargeError(const CountedSession& session, int device, const ChargeRefusal& refusal) const;
 
-  // ---- On record ----
+  // ---- Stored refusals ----
 
-  // The last ones, on all devices.
+  // The last refusals on all devices.
   const OomLog& log() const { return log_; }
-  // Newest first; of all users, or of the sessions of one.
+  // Newest first; for all users, or for the sessions of a single user.
   Events Last(std::optional<uid_t> uid) const;
-  // Of these, those of one session. It may have ended; one name may have been several sessions'. InvalidArgument when a
-  // number is one session's id and another one's name.
+  // As Last(), for a single session, perhaps ended. A name may have been used by several sessions. InvalidArgument when
+  // a number is a session's id and a different session's name.
   absl::StatusOr<Events> LastOf(const SessionRef& ref, std::optional<uid_t> uid = std::nullopt) const;
-  // What led to some of them.
+  // Recordings kept for some refusals.
   const RefusalRecordings& recordings() const { return recordings_; }
 
-  // ---- Counted ----
+  // ---- Counters ----
 
   Counts GetCounts(int device) const;
   TenantRefusals::ByTenant GetByTenant() const { return tenants_.Get(); }
-  // Has the tenant counted from now on.
+  // Counts refusals of the tenant from now on.
   void AddTenant(absl::string_view tenant) { tenants_.Add(tenant); }
   void ForgetTenant(absl::string_view tenant) { tenants_.Forget(tenant); }
-  // The same of claims, by name.
+  // Likewise for claims, by name.
   TenantRefusals::ByTenant GetByClaim() const { return claims_.Get(); }
   void AddClaim(absl::string_view claim) { claims_.Add(claim); }
   void ForgetClaim(absl::string_view claim) { claims_.Forget(claim); }
-  // Counts `session`, which is closed, for its tenant if it ended soon after a refusal. Returns how long after the
-  // last.
+  // Counts the closed `session` for its tenant if it ended soon after a refusal. Returns the time since the last
+  // refusal.
   std::optional<std::chrono::milliseconds> CountEndedAfterRefusal(Session& session);
 
  private:
-  // The figures of the session and the device. What the pool knows of them is `look`: of one moment.
+  // Figures of the session and the device, using the pool's consistent `look`.
   OomReport Report(const Session& session, int device, const PoolLook& look) const;
-  // Adds those of the other sessions, for a refusal that people will see. `outcome`: whom of them was asked.
+  // Adds figures of all sessions, for a refusal shown to people. `outcome`: which sessions were asked.
   void AddOthersOf(const Session& session, const PoolLook& look, const WaitRecord& outcome, OomReport* report) const;
-  // Keeps what the session has recorded first, if it is its turn.
+  // First stores the session's recording, if a recording is due.
   void End(const SessionPtr& session, OomReport report, bool is_recording, const Done& done);
-  // What the session has recorded is kept: says so in `report`.
+  // Stores the session's recording, and notes the recording in `report`.
   void Keep(Session& session, OomReport* report);
   absl::Status Count(Session& session, const OomReport& report);
-  // Of a session that knows no blocks: what it asks for is what it needs.
+  // Report for a session without known blocks: the requested bytes are the needed bytes.
   OomReport ReportOfWhole(const Session& session, int device, const PoolLook& look, uint64_t bytes, OomCause cause,
                           const WaitRecord& outcome) const;
 

@@ -137,7 +137,7 @@ void WaitingRequests::Retry(const Session& session) {
 
 void WaitingRequests::Cancel(const SessionPtr& session, uint64_t cancel_key) {
   if (cancel_key == 0) return;
-  session->cancel_keys().Cancel(cancel_key);  // one that does not wait yet
+  session->cancel_keys().Cancel(cancel_key);  // for a request not waiting yet
   for (const auto& queue : queues_) {
     queue->Cancel(session->id(), cancel_key, absl::CancelledError("the client has given up waiting"));
   }
@@ -154,7 +154,7 @@ void WaitingRequests::UpdatePriority(const Session& session, int priority) {
 void WaitingRequests::Log(const Session& session, int device, uint64_t bytes, const absl::Status& status,
                           const WaitRecord& outcome) const {
   if (outcome.asked.empty() && outcome.waited.count() == 0) return;
-  std::string asked;  // the first of them
+  std::string asked;  // names of the first kMaxNamedInLog sessions
   size_t named = 0;
   for (const auto& [id, answered] : outcome.asked) {
     if (++named > kMaxNamedInLog) break;
@@ -171,15 +171,15 @@ void WaitingRequests::Log(const Session& session, int device, uint64_t bytes, co
                                           .Add("asked", asked));
 }
 
-// ---- Asking others ----
+// ---- Asking sessions ----
 
 std::vector<ReclaimCandidate> WaitingRequests::Candidates(int device) const {
   std::vector<ReclaimCandidate> candidates;
   absl::flat_hash_map<ShareId, ShareStats> shares;
   const SteadyTime now = clock_();
   for (const SessionPtr& session : sessions_.GetAll()) {
-    if (session->placement() == Placement::kCounted) continue;  // it has nothing to give back
-    // Nobody waits for an answer that is overdue.
+    if (session->placement() == Placement::kCounted) continue;  // has nothing to give back
+    // Overdue answers are no longer awaited.
     const ReclaimQuestions& questions = session->reclaims();
     if (session->state() != SessionState::kActive || questions.IsSilent(device, reclaim_timeout_, now)) continue;
     const std::optional<AccountState> account = pools_[device]->GetAccount(session->id());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WaitingRequests: the requests, on all devices, that wait until other sessions give memory back. Knows which sessions
-// can be asked.
+// WaitingRequests: requests waiting, on all devices, until sessions give memory back. Determines the sessions that can
+// be asked.
 #ifndef VRAMBROKER_SERVER_REQUESTS_WAITING_REQUESTS_H_
 #define VRAMBROKER_SERVER_REQUESTS_WAITING_REQUESTS_H_
 
@@ -26,7 +26,7 @@
 
 namespace vrambroker {
 
-// As the fields of BrokerOptions.
+// See the fields of BrokerOptions.
 struct WaitingOptions {
   std::function<SteadyTime()> clock;
   std::chrono::milliseconds reclaim_timeout;
@@ -35,7 +35,7 @@ struct WaitingOptions {
   size_t max_waiting_per_uid;
 };
 
-// What requests of a claim that were allowed to wait have waited, those that wait still aside.
+// Finished waits of a claim's requests that were allowed to wait.
 struct ClaimWaits {
   uint64_t waits = 0;
   std::chrono::milliseconds waited{0};  // in all
@@ -44,47 +44,48 @@ struct ClaimWaits {
 // Thread-safe. No call blocks.
 class WaitingRequests {
  public:
-  // All outlive it. `pools` by device: each calls back when its capacity is freed.
+  // All arguments outlive the object. `pools`, indexed by device, call back when capacity is freed.
   WaitingRequests(const WaitingOptions& options, std::vector<SegmentPool*> pools, Executor* workers,
                   const SessionRegistry* sessions, SharedTimer* timer);
   ~WaitingRequests();
 
-  // Has `request` wait for `bytes`: it is granted, refused or served otherwise, perhaps before this returns. A request
-  // that may not wait has others asked all the same. ResourceExhausted refuses it when too many of its user's wait.
+  // Makes `request` wait for `bytes`, to be granted, refused or served otherwise, perhaps before the call returns. Even
+  // a request that may not wait asks sessions for memory. ResourceExhausted refuses the request when too many requests
+  // of its user wait.
   void Wait(const std::shared_ptr<MemoryRequest>& request, uint64_t bytes);
-  // The same for a guarantee of `bytes` in total. Others are asked for it; it does not wait beyond their answers.
+  // As Wait(), for a guarantee of `bytes` in total. Asks sessions for memory, and waits no longer than for the answers.
   void WaitForGuarantee(const SessionPtr& session, int device, uint64_t bytes,
                         const std::function<void(const absl::Status&)>& done);
 
-  // The session may grow by so many bytes past the queue, before those who wait have had their turn at what has just
-  // become free: nobody has to, or it is within its guarantee.
+  // Whether the session may grow by `bytes` past the queue, before waiting requests have had their turn at newly freed
+  // memory: if no turn is due, or the growth is within the guarantee.
   bool GoesFirst(const Session& session, int device, uint64_t bytes) const;
-  // Calls `then` when those who wait have had their turn. See RequestQueue.
+  // Calls `then` after the turn of the waiting requests. See RequestQueue.
   void AfterPass(int device, const std::function<void()>& then) { queues_[device]->AfterPass(then); }
 
-  // The session has freed something: its requests are tried otherwise.
+  // The session has freed memory: tries to serve its requests without a grant.
   void Retry(const Session& session);
   void Retry(const Session& session, int device) { queues_[device]->Retry(session.id()); }
-  // Cancels the session's requests with this key, whether they wait already or not. Key 0 cancels nothing.
+  // Cancels the session's requests with this key, including requests not waiting yet. Key 0 cancels nothing.
   void Cancel(const SessionPtr& session, uint64_t cancel_key);
-  // Ends all waiting of the session with `why`. A request may still begin to wait after this: the caller changes the
-  // session's state first, so that such a request ends, too.
+  // Ends all waiting of the session with `why`. A request may still begin to wait afterwards: to end even such a
+  // request, change the session's state first.
   void CancelAll(const Session& session, const absl::Status& why);
-  // The session's requests go to their new place.
+  // Moves the session's requests to their new place.
   void UpdatePriority(const Session& session, int priority);
 
-  // Asks sessions for what is missing, without a request that waits for it: those whose figures say that they have it,
-  // or (`everybody`) all that may. `done` is called once all have answered, or need not be waited for.
+  // Asks sessions for missing memory, without a waiting request: sessions reporting reclaimable memory, or
+  // (`everybody`) all sessions that may have some. Calls `done` once all have answered, or no answer will come.
   void Reclaim(int device, const Missing& missing, bool everybody, const std::function<void()>& done) const;
 
-  // Has the claim's waits counted from now on; no more.
+  // Starts and stops counting the claim's waits.
   void AddClaim(ClaimId claim) ABSL_LOCKS_EXCLUDED(claims_mu_);
   void ForgetClaim(ClaimId claim) ABSL_LOCKS_EXCLUDED(claims_mu_);
   // By device.
   absl::flat_hash_map<ClaimId, std::vector<ClaimWaits>> GetClaimWaits() const ABSL_LOCKS_EXCLUDED(claims_mu_);
 
   WaitStats GetStats(int device) const { return queues_[device]->GetStats(); }
-  // In the order in which they are served.
+  // In order of service.
   std::vector<WaitingRequest> GetWaiting(int device) const { return queues_[device]->GetWaiting(); }
   size_t size(int device) const { return queues_[device]->size(); }
 
@@ -94,10 +95,10 @@ class WaitingRequests {
  private:
   std::vector<ReclaimCandidate> Candidates(int device) const;
   void AskFor(int device, const ReclaimVictim& victim, const std::function<void()>& answered) const;
-  // CancelAll() may have run just before the request was added. Cancels again if the session has ended.
+  // Cancels again if the session has ended, since CancelAll() may have run just before the request was added.
   void CancelIfEnded(const Session& session);
   void CountWait(const MemoryRequest& request, std::chrono::milliseconds waited) ABSL_LOCKS_EXCLUDED(claims_mu_);
-  // Of a request for which others were asked.
+  // Logs a request for which sessions were asked.
   void Log(const Session& session, int device, uint64_t bytes, const absl::Status& status,
            const WaitRecord& outcome) const;
 
@@ -107,10 +108,10 @@ class WaitingRequests {
   const std::vector<SegmentPool*> pools_;
   const SessionRegistry& sessions_;
 
-  UserSlots slots_;                                    // requests that wait
+  UserSlots slots_;                                    // waiting requests
   std::vector<std::unique_ptr<RequestQueue>> queues_;  // by device
 
-  mutable Mutex claims_mu_;  // held for nothing but this; no other lock is taken
+  mutable Mutex claims_mu_;  // guards only claim_waits_; no other lock is taken under it
   absl::flat_hash_map<ClaimId, std::vector<ClaimWaits>> claim_waits_ ABSL_GUARDED_BY(claims_mu_);
 };
 
