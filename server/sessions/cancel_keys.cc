@@ -9,7 +9,7 @@ std::shared_ptr<const CancelKeys::Flag> CancelKeys::Add(uint64_t key) {
   auto flag = std::make_shared<Flag>(false);
   if (key == 0) return flag;
   MutexLock lock(mu_);
-  // Those that have ended have left their entries behind.
+  // Drops the entries of ended requests.
   if (flags_.size() > clean_above_) {
     absl::erase_if(flags_, [](const auto& entry) { return entry.second.expired(); });
     clean_above_ = std::max(kLeastCleaned, 2 * flags_.size());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CancelKeys: the requests of a session that its client may cancel, by the keys that it gave them.
+// CancelKeys: a session's cancellable requests, by the client's keys.
 #ifndef VRAMBROKER_SERVER_SESSIONS_CANCEL_KEYS_H_
 #define VRAMBROKER_SERVER_SESSIONS_CANCEL_KEYS_H_
 
@@ -19,11 +19,11 @@ class CancelKeys {
  public:
   using Flag = std::atomic<bool>;
 
-  // Returns a flag that Cancel(key) sets, for as long as the caller keeps it. Nothing sets the flag of key 0.
+  // Returns a flag set by Cancel(key), while the caller keeps the flag. The flag of key 0 is never set.
   std::shared_ptr<const Flag> Add(uint64_t key) ABSL_LOCKS_EXCLUDED(mu_);
-  // Nothing happens for a key that is not known.
+  // Ignores unknown keys.
   void Cancel(uint64_t key) ABSL_LOCKS_EXCLUDED(mu_);
-  // Those that are known, with some that have ended.
+  // Number of known keys, including some of ended requests.
   size_t size() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -31,7 +31,7 @@ class CancelKeys {
 
   mutable Mutex mu_;
   absl::flat_hash_map<uint64_t, std::weak_ptr<Flag>> flags_ ABSL_GUARDED_BY(mu_);
-  size_t clean_above_ ABSL_GUARDED_BY(mu_) = kLeastCleaned;  // the size at which those that have ended are dropped
+  size_t clean_above_ ABSL_GUARDED_BY(mu_) = kLeastCleaned;  // the size above which ended requests are dropped
 };
 
 }  // namespace vrambroker

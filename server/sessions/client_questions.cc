@@ -94,7 +94,7 @@ std::vector<std::function<void()>> ClientQuestions::Close() {
       to_call.push_back([done = std::move(it->second->done)] { done(NotConnected()); });
       waiting_.erase(it++);
     } else if (!it->second->complete) {
-      // For good: the client may be back before the one who waits has woken up, and knows nothing of the question then.
+      // Final: the client may reconnect before the waiting thread wakes up, without knowing the question.
       it->second->status = NotConnected();
       it->second->complete = true;
       ++it;

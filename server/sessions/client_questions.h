@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ClientQuestions: what the client of a session has been asked and has not answered yet.
+// ClientQuestions: questions to a session's client without an answer yet.
 #ifndef VRAMBROKER_SERVER_SESSIONS_CLIENT_QUESTIONS_H_
 #define VRAMBROKER_SERVER_SESSIONS_CLIENT_QUESTIONS_H_
 
@@ -17,15 +17,15 @@
 
 namespace vrambroker {
 
-// Questions to a client that runs its own allocators.
+// Questions to a client with its own allocators.
 struct ClientQuestion {
   enum class Kind { kTrim, kStats, kSnapshot, kRecord, kHoldRecording };
   Kind kind = Kind::kStats;
-  uint64_t bytes = 0;                 // kTrim: how many; 0: all that is free
-  int device = 0;                     // kSnapshot; kTrim, -1 there: all of them
-  std::chrono::milliseconds time{0};  // kTrim: an answer is waited for so long
+  uint64_t bytes = 0;                 // kTrim: bytes wanted; 0: all free bytes
+  int device = 0;                     // kSnapshot; kTrim (-1: all devices)
+  std::chrono::milliseconds time{0};  // kTrim: time limit for an answer
   bool with_history = true;           // kSnapshot
-  uint64_t max_events = 0;            // kRecord; kHoldRecording: for clients that do not know it
+  uint64_t max_events = 0;            // kRecord; kHoldRecording: for clients without kHoldRecording
   uint64_t held_events = 0;           // kHoldRecording
 };
 
@@ -37,33 +37,32 @@ struct ClientAnswer {
 // Thread-safe.
 class ClientQuestions {
  public:
-  // Blocks and events of a snapshot that is accepted from a client; more is not believed.
+  // Most blocks and events accepted in a client's snapshot.
   static constexpr size_t kMaxSnapshotItems = 3'000'000;
-  static constexpr size_t kMaxItemsWithoutHistory = 300'000;  // such snapshots are asked of many clients at a time
+  static constexpr size_t kMaxItemsWithoutHistory = 300'000;  // lower, since many clients are asked at a time
 
-  // How many times `patience` an answer may take in all: a client that sends it drop by drop is not waited for.
+  // Bound on the total time of an answer, in multiples of `patience`, against clients answering drop by drop.
   static constexpr int kMostPatience = 30;
 
-  // Sends a question by `send(id)` and waits until it is answered, until `patience` passes without a new part of it, or
-  // until Close(). DeadlineExceeded, Aborted.
-  // `max_items`: of a snapshot; 0 where none was asked for. `most_patience`: as kMostPatience.
+  // Sends a question by `send(id)`. Waits until the answer is complete, until `patience` passes without a new part, or
+  // until Close(). DeadlineExceeded, Aborted. `max_items`: bound for a snapshot; 0 if not a snapshot. `most_patience`:
+  // as kMostPatience.
   absl::StatusOr<ClientAnswer> Ask(const std::function<void(uint64_t id)>& send, std::chrono::milliseconds patience,
                                    size_t max_items = kMaxSnapshotItems, int most_patience = kMostPatience)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The same without waiting: `done` is called once, with the answer or with Aborted, perhaps at once. Nothing ends it
-  // but an answer, of one part, and Close().
+  // As Ask(), without waiting: calls `done` once, with the answer or with Aborted, perhaps at once. Ends only with an
+  // answer in a single part, or by Close().
   void AskLater(const std::function<void(uint64_t id)>& send,
                 const std::function<void(absl::StatusOr<ClientAnswer>)>& done) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Changes the answer that is being put together for question `id`, by `items` blocks and events; `change` returns an
-  // error to end it with. The answer is complete unless `more` follows. Nothing happens when nobody waits for it any
-  // more.
+  // Adds a part with `items` blocks and events to the answer of question `id`; `change` returns an error to end the
+  // answer. The answer is complete unless `more` follows. Ignored if the question has ended.
   void Receive(uint64_t id, size_t items, bool more, const std::function<absl::Status(ClientAnswer&)>& change)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Nobody answers any more: all questions, and those to come, end with Aborted, until Open(). The caller is to call
-  // what is returned, for those that nobody waits for, without a lock.
+  // Ends all questions, present and future, with Aborted, until Open(). The caller must call the results, for
+  // AskLater(), without a lock.
   [[nodiscard]] std::vector<std::function<void()>> Close() ABSL_LOCKS_EXCLUDED(mu_);
   void Open() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -71,10 +70,10 @@ class ClientQuestions {
   struct Waiting {
     ClientAnswer answer;
     absl::Status status;
-    size_t items = 0;      // of the snapshot
-    size_t max_items = 0;  // more ends the question with an error
+    size_t items = 0;      // in the snapshot
+    size_t max_items = 0;  // a larger snapshot ends the question with an error
     bool complete = false;
-    std::function<void(absl::StatusOr<ClientAnswer>)> done;  // of AskLater()
+    std::function<void(absl::StatusOr<ClientAnswer>)> done;  // from AskLater()
   };
 
   Mutex mu_;

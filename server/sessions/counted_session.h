@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CountedSession: a session whose client has its memory of the driver itself. The daemon is charged first, and knows no
-// block of it.
+// CountedSession: a session whose client allocates directly from the driver. The client charges memory to the daemon
+// first; the daemon knows no blocks.
 #ifndef VRAMBROKER_SERVER_SESSIONS_COUNTED_SESSION_H_
 #define VRAMBROKER_SERVER_SESSIONS_COUNTED_SESSION_H_
 
@@ -18,7 +18,7 @@
 
 namespace vrambroker {
 
-// What it is charged is what its client has allocated, as far as anybody here knows.
+// The charge equals the client's allocations, as far as the daemon knows.
 class CountedSession : public Session {
  public:
   CountedSession(const SessionSetup& setup, const RandomToken& join_token);
@@ -26,32 +26,33 @@ class CountedSession : public Session {
   Placement placement() const override { return Placement::kCounted; }
   CountedSession* counted() override { return this; }
 
-  // What further connections of the client's process join it by.
+  // Secret of the client's process for joining with further connections.
   RandomToken join_token() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // A client that has lost its connection goes on with another one: from kDisconnected back to kActive, with this
-  // join token. False in other states. What was begun before charges nothing any more: a client that goes on says what
-  // it holds, and would not know of it.
+  // Resumes a client on a new connection, from kDisconnected back to kActive, with a new join token. False in any other
+  // state. Earlier unfinished calls charge nothing any more: a resuming client declares its memory, and would not know
+  // of such charges.
   bool Resume(const RandomToken& join_token) ABSL_LOCKS_EXCLUDED(mu_);
-  // COUNT of Resume().
+  // Number of successful Resume() calls.
   uint64_t resumes() const ABSL_LOCKS_EXCLUDED(mu_);
-  // The same if it is the join token now.
+  // As resumes(), if `join_token` is the current join token.
   std::optional<uint64_t> FindResumes(const RandomToken& join_token) const ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether it is the join token, or the one before: a client may have lost the answer that had the next one.
+  // Whether `token` is the current join token or its predecessor: a client may have lost the answer with the current
+  // token.
   bool IsOf(const RandomToken& token) const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Charges `bytes` more. Aborted when the session is not active. Unavailable when it has been resumed since it was
+  // Charges `bytes` more. Aborted when the session is not active. Unavailable when the session was resumed after
   // `resumes`. NotFound: only ChargeSlowly() can tell. SegmentRefused().
   absl::Status TryCharge(int device, uint64_t bytes, uint64_t resumes) ABSL_LOCKS_EXCLUDED(mu_);
-  // (slow) The same. `reservation`: of nothing, or of all of them.
+  // (slow) As TryCharge(). `reservation`: empty, or for all bytes.
   absl::Status ChargeSlowly(int device, uint64_t bytes, uint64_t resumes, Reservation reservation = {})
       ABSL_LOCKS_EXCLUDED(mu_);
-  // In every state. Errors as SegmentPool::UnchargeCounted().
+  // Allowed in every state. Errors as SegmentPool::UnchargeCounted().
   absl::Status Uncharge(int device, uint64_t bytes) { return pool(device).UnchargeCounted(id_, bytes); }
-  // Aborted and Unavailable as TryCharge(). Else errors as SegmentPool::DeclareCounted().
+  // Aborted and Unavailable as TryCharge(). Other errors as SegmentPool::DeclareCounted().
   absl::Status Declare(int device, uint64_t bytes, uint64_t resumes) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Its client gives nothing back for others: it holds no more than it uses.
+  // The client has nothing to give back: all its memory is in use.
   absl::StatusOr<uint64_t> TrimSlowly(uint64_t /*bytes*/) override { return 0; }
   MemoryStats GetMemoryStats(int device) const override ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status ResetStats(int device, bool accumulated) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -70,7 +71,7 @@ class CountedSession : public Session {
   SerialQueue& TrimQueue() override { return slow_questions(); }
   absl::Status RefreshStats() override { return absl::OkStatus(); }
 
-  // Notes a new peak.
+  // Updates the peak.
   absl::Status Charged(int device, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t ReservedBytes(int device) const;
 

@@ -11,7 +11,7 @@
 namespace vrambroker {
 namespace {
 
-// Whether nothing was allocated or freed between two reports.
+// Whether no memory was allocated or freed between two reports.
 bool TellOfNoUse(const MemoryStats& before, const MemoryStats& now) {
   return before.allocation.all.allocated == now.allocation.all.allocated &&
          before.allocation.all.freed == now.allocation.all.freed &&
@@ -54,7 +54,7 @@ absl::StatusOr<std::vector<Lease>> LeasedSession::LeaseEach(int device, absl::Sp
     MutexLock lock(mu_);
     if (absl::Status status = CheckActive(); !status.ok()) return status;
   }
-  // Leases that are under way count as held, also once the pool has them: the bound is never exceeded.
+  // Running leases count as held, even once in the pool's books, so the bound is never exceeded.
   const size_t under_way = leases_under_way_.fetch_add(sizes.size()) + sizes.size();
   absl::Status bound = CheckSegmentCount(under_way);
   absl::StatusOr<std::vector<Lease>> leases = bound.ok() ? LeaseAll(pool(device), sizes, lease) : std::move(bound);
@@ -105,7 +105,7 @@ void LeasedSession::SendReclaim(int device, uint64_t bytes, std::chrono::millise
                       [answered](const absl::StatusOr<ClientAnswer>&) { answered(); });
 }
 
-// ---- What the client is asked, and what it says ----
+// ---- Questions and reports ----
 
 absl::StatusOr<ClientAnswer> LeasedSession::Ask(const ClientQuestion& question, size_t max_items, int most_patience) {
   if (absl::Status status = CheckNotEnded(); !status.ok()) return status;
@@ -131,11 +131,11 @@ absl::StatusOr<uint64_t> LeasedSession::TrimSlowly(uint64_t bytes) {
   const absl::StatusOr<ClientAnswer> answer =
       Ask({.kind = ClientQuestion::Kind::kTrim, .bytes = bytes, .device = -1, .time = bounds_.client_timeout});
   if (!answer.ok()) return answer.status();
-  return std::min(answer->released_bytes, SaturatingSub(CameBackBytes(), before));  // a client may say anything
+  return std::min(answer->released_bytes, SaturatingSub(CameBackBytes(), before));  // do not trust the client's value
 }
 
 void LeasedSession::Report(int device, MemoryStats stats) {
-  // No session holds more, but for one that carries over more than a smaller capacity.
+  // No session holds more, except a session carrying over more than a reduced capacity.
   const uint64_t most =
       std::max(pool(device).capacity_bytes(), pool(device).GetAccount(id_).value_or(AccountState()).reserved_bytes);
   for (PoolStat* const bytes : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes,

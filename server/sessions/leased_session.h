@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LeasedSession: a session whose allocators are in its client. The daemon leases whole segments to it.
+// LeasedSession: a session with allocators in its client. The daemon leases whole segments to the client.
 #ifndef VRAMBROKER_SERVER_SESSIONS_LEASED_SESSION_H_
 #define VRAMBROKER_SERVER_SESSIONS_LEASED_SESSION_H_
 
@@ -23,14 +23,14 @@
 
 namespace vrambroker {
 
-// A whole segment as its holder sees it.
+// A whole segment as seen by its holder.
 struct Lease {
   SegmentId segment{};
   uint64_t bytes = 0;
   WireHandle handle;
 };
 
-// What a client may resume its session by.
+// Secret of a client to resume its session.
 using ResumeToken = RandomToken;
 
 class LeasedSession : public Session {
@@ -42,26 +42,26 @@ class LeasedSession : public Session {
   const LeasedSession* leased() const override { return this; }
 
   const ResumeToken& resume_token() const { return resume_token_; }
-  // Of its allocators.
+  // Options of the client's allocators.
   const AllocatorOptions& allocator_options() const { return allocator_options_; }
   ClientQuestions& questions() { return questions_; }
 
-  // From kDisconnected back to kActive, with a new stream. False in any other state.
+  // Goes from kDisconnected back to kActive, with a new stream. False in any other state.
   bool Resume(std::shared_ptr<SessionEvents> events) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // A segment of each of `sizes`, or none. Aborted when the session is not active, ResourceExhausted when it holds too
-  // many segments. NotFound when the pool has no idle segment that fits, and LeaseSlowly() has to ask the driver;
+  // Leases a segment for each of `sizes`, or none. Aborted when the session is not active, ResourceExhausted when it
+  // holds too many segments. NotFound when the pool has no fitting idle segment, so LeaseSlowly() must ask the driver;
   // SegmentRefused().
   absl::StatusOr<std::vector<Lease>> LeaseIdle(int device, absl::Span<const uint64_t> sizes);
-  // (slow) The same with new segments where needed. `reservation`: of nothing, or of all of them.
+  // (slow) As LeaseIdle(), with new segments where needed. `reservation`: empty, or for all sizes.
   absl::StatusOr<std::vector<Lease>> LeaseSlowly(int device, absl::Span<const uint64_t> sizes,
                                                  Reservation reservation = {});
-  // All of `segments`, or none. InvalidArgument: duplicates. NotFound: not leased to this session.
+  // Returns all of `segments`, or none. InvalidArgument: duplicates. NotFound: not leased to this session.
   absl::Status ReturnSegments(int device, absl::Span<const SegmentId> segments);
-  // Takes back all segments but these, which the client says it holds.
+  // Takes back all segments except `segments`, still held according to the client.
   void ReturnAllBut(const absl::flat_hash_set<SegmentId>& segments);
-  // Takes what the client counts, cut to what can be true. Where the session goes on from an earlier one, the first
-  // report of each device says what was counted before.
+  // Stores the client's counters, cut to plausible values. If the session continues an earlier session, the first
+  // report per device includes counts from before.
   void Report(int device, MemoryStats stats) ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<uint64_t> TrimSlowly(uint64_t bytes) override;
@@ -85,20 +85,20 @@ class LeasedSession : public Session {
   absl::Status RefreshStats() override;
   std::vector<std::function<void()>> CloseQuestions() override { return questions_.Close(); }
 
-  // All that `lease` gets of the pool, with handles.
+  // All segments that `lease` gets from the pool, with handles.
   absl::StatusOr<std::vector<Lease>> LeaseEach(int device, absl::Span<const uint64_t> sizes,
                                                const LeaseFunction& lease);
   absl::StatusOr<std::vector<Lease>> LeaseAll(SegmentPool& pool, absl::Span<const uint64_t> sizes,
                                               const LeaseFunction& lease);
-  // ResourceExhausted unless the session may hold `more` segments than it does.
+  // ResourceExhausted unless the session may hold `more` additional segments.
   absl::Status CheckSegmentCount(size_t more) const;
   // (slow)
   absl::StatusOr<ClientAnswer> Ask(const ClientQuestion& question,
                                    size_t max_items = ClientQuestions::kMaxSnapshotItems,
                                    int most_patience = ClientQuestions::kMostPatience);
-  // What the pools have seen come back, ever.
+  // Total bytes that have returned to the pools.
   uint64_t CameBackBytes() const;
-  // Asks the client to keep so many events for those who trace it.
+  // Asks the client to keep so many events for traces.
   void SendRecordingHold(uint64_t question_id, uint64_t held_events);
 
   const ResumeToken resume_token_;
@@ -106,7 +106,7 @@ class LeasedSession : public Session {
   std::atomic<size_t> leases_under_way_{0};  // segments
   ClientQuestions questions_;
   std::vector<MemoryStats> reported_ ABSL_GUARDED_BY(mu_);  // by device
-  std::vector<bool> counts_before_ ABSL_GUARDED_BY(mu_);    // by device: the next report says what was before
+  std::vector<bool> counts_before_ ABSL_GUARDED_BY(mu_);    // by device: the next report includes counts from before
 };
 
 }  // namespace vrambroker

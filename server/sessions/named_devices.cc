@@ -17,7 +17,7 @@ bool IsOrdinal(absl::string_view name) {
   return !name.empty() && absl::c_all_of(name, absl::ascii_isdigit);
 }
 
-// "GPU-...", "MIG-...", "HOST-0".
+// For example "GPU-...", "MIG-...", "HOST-0".
 bool IsUuid(absl::string_view name) {
   return absl::StrContains(name, '-') &&
          absl::c_all_of(name, [](char c) { return absl::ascii_isalnum(c) || c == '-'; });

@@ -16,8 +16,8 @@ namespace vrambroker {
 inline constexpr size_t kMaxNamedDevices = 64;
 inline constexpr size_t kMaxDeviceName = 64;  // characters
 
-// The devices that a client names for its session, each by its ordinal ("0") or its UUID, as ordinals, each once.
-// InvalidArgument for what is neither, NotFound for a device that is none of `pools`: both begin with "devices: ".
+// Ordinals, without duplicates, of devices named by a client, each by its ordinal ("0") or its UUID. InvalidArgument
+// for malformed names, NotFound for a device outside of `pools`: both messages begin with "devices: ".
 absl::StatusOr<std::vector<uint32_t>> NamedDevices(absl::Span<const std::string> names,
                                                    absl::Span<SegmentPool* const> pools);
 

@@ -69,14 +69,14 @@ void ReclaimQuestions::Answered(int device) {
     asked_bytes = of_device.now_bytes;
     const SteadyTime now = clock_();
     duration = now - of_device.asked_since;
-    // By the pool's books, not by the client's word. What a session that has ended left is no answer to the question.
+    // Uses the pool's books rather than the client's answer. Memory left by an ended session is no answer.
     if (account.has_value()) {
       returned_bytes = SaturatingSub(of_device.reserved_before, account->reserved_bytes);
     }
     answered = std::exchange(of_device.now, {});
     again = !of_device.next.empty();
     of_device.asked = again;
-    of_device.asked_since = now;  // a client that answers one question after the other is not silent
+    of_device.asked_since = now;  // a client answering question after question is not silent
   }
   pool.CountReclaim(asked_bytes, returned_bytes, duration);
   LogClientEvent(spdlog::level::info,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ReclaimQuestions: what a session is asked to give back for others.
+// ReclaimQuestions: questions to a session to give memory back.
 #ifndef VRAMBROKER_SERVER_SESSIONS_RECLAIM_QUESTIONS_H_
 #define VRAMBROKER_SERVER_SESSIONS_RECLAIM_QUESTIONS_H_
 
@@ -17,34 +17,33 @@
 
 namespace vrambroker {
 
-// One question at a time for each device. Requests that come meanwhile share the next one.
-// Thread-safe.
+// Sends one question at a time per device. Requests arriving meanwhile share the next question. Thread-safe.
 class ReclaimQuestions {
  public:
-  // Asks the session for `bytes` of wholly free segments of the device; `answered` is called once, when they are there
-  // or nobody answers any more. Never blocks. `time`: how long the answer is waited for.
+  // Asks the session for `bytes` of wholly free segments of the device. Calls `answered` once, when the segments are
+  // back or no answer will come. Never blocks. `time`: time limit for the answer.
   using Send =
       std::function<void(int device, uint64_t bytes, std::chrono::milliseconds time, std::function<void()> answered)>;
 
-  // `pools`, by device, outlive it.
+  // `pools`, indexed by device, outlive the object.
   ReclaimQuestions(SessionId session, std::string name, std::vector<SegmentPool*> pools,
                    std::function<SteadyTime()> clock, Send send);
 
-  // Calls `answered` when the question that asks for this is answered, perhaps before this returns.
+  // Calls `answered` when the question for this request is answered, perhaps before Ask() returns.
   void Ask(int device, uint64_t bytes, std::chrono::milliseconds time, std::function<void()> answered)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether the session has owed the answer to the question that is under way for longer than `time`.
+  // Whether the running question has been unanswered for longer than `time`.
   bool IsSilent(int device, std::chrono::milliseconds time, SteadyTime now) const ABSL_LOCKS_EXCLUDED(mu_);
-  // What a client may take to answer before the next one is asked instead.
+  // Time for a client's answer before the next client is asked instead.
   static constexpr std::chrono::milliseconds kSilence{200};
 
  private:
   struct OfDevice {
     bool asked = false;
-    SteadyTime asked_since;                   // the question that is under way
-    std::chrono::milliseconds time{0};        // that an answer is waited for
-    std::vector<std::function<void()>> now;   // for the answer that is under way
-    std::vector<std::function<void()>> next;  // for the one after that
+    SteadyTime asked_since;                   // start of the running question
+    std::chrono::milliseconds time{0};        // time limit for an answer
+    std::vector<std::function<void()>> now;   // waiting for the running answer
+    std::vector<std::function<void()>> next;  // waiting for the next answer
     uint64_t next_bytes = 0;
     uint64_t now_bytes = 0;
     uint64_t reserved_before = 0;
@@ -60,7 +59,7 @@ class ReclaimQuestions {
   const std::function<SteadyTime()> clock_;
   const Send send_;
 
-  mutable Mutex mu_;  // held for nothing but this; no other lock is taken
+  mutable Mutex mu_;  // guards only devices_; no other lock is taken under it
   std::vector<OfDevice> devices_ ABSL_GUARDED_BY(mu_);
 };
 

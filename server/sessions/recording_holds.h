@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RecordingHolds: how many events a session keeps for those who trace it, beyond what it keeps anyway.
+// RecordingHolds: how many additional events a session keeps for traces.
 #ifndef VRAMBROKER_SERVER_SESSIONS_RECORDING_HOLDS_H_
 #define VRAMBROKER_SERVER_SESSIONS_RECORDING_HOLDS_H_
 
@@ -19,18 +19,18 @@ class RecordingHolds {
     MutexLock lock(mu_);
     events_.insert(events);
   }
-  // REQUIRES: it was added.
+  // REQUIRES: `events` was added.
   void Remove(uint64_t events) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     events_.erase(events_.find(events));
   }
-  // What is to be kept for all of them; 0: there are none.
+  // Number of events needed for all holds; 0: no holds.
   uint64_t Most() const ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     return MostOf();
   }
-  // Calls `apply` with Most(), one call at a time, so that changes are applied in their order. `apply` must not wait.
-  // It may take any lock below kRecordings.
+  // Calls `apply` with Most(), serialised, so changes are applied in order. `apply` must not wait, and may take any
+  // lock below kRecordings.
   void Apply(const std::function<void(uint64_t most)>& apply) const ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     apply(MostOf());

@@ -13,7 +13,7 @@ RemoteSession::RemoteSession(const SessionSetup& setup) : Session(setup) {
   for (const SegmentPool* pool : setup.pools) {
     allocators_.push_back(
         std::make_unique<CachingAllocator>(/*events=*/nullptr, setup.allocator, pool->capacity_bytes()));
-    // per_process_memory_fraction is a limit of the account like others: SetLimit() tells it.
+    // per_process_memory_fraction is part of the account's limit, set by SetLimit().
     allocators_.back()->SetLimit(CachingAllocator::kNoLimit);
     allocators_.back()->SetRecording(setup.record_events, /*exact_times=*/false);
     allocators_.back()->NoteEachTime();
@@ -37,7 +37,7 @@ absl::Status RemoteSession::CheckRoomForBlock() const {
 
 absl::StatusOr<Allocation> RemoteSession::AllocateFromCache(int device, uint64_t requested, Stream stream,
                                                             ScopeId scope) {
-  // One lock from the check to the record: a hit takes this one, the heap's and the pool's, once each.
+  // Holds mu_ from the check to the record: a hit takes mu_, the heap's lock and the pool's lock only once each.
   MutexLock lock(mu_);
   if (absl::Status status = CheckRoomForBlock(); !status.ok()) return status;
   Block* block = allocator(device).TryAllocate(requested, stream, scope);
@@ -81,7 +81,7 @@ absl::StatusOr<Allocation> RemoteSession::FinishAllocation(int device, const Blo
     return Record(device, *block);
   }
   if (absl::IsResourceExhausted(block.status()) && !SegmentRefusalCause(block.status()).has_value()) {
-    // The heap's own refusal, by throw_on_cudamalloc_oom.
+    // Refused by the heap itself, due to throw_on_cudamalloc_oom.
     const bool ever_fits = request.segment_bytes() <= pool(device).capacity_bytes();
     return SegmentRefused(ever_fits ? OomCause::kLimit : OomCause::kLargerThanDevice, block.status().message());
   }
@@ -112,7 +112,7 @@ absl::Status RemoteSession::Free(absl::Span<const BlockId> blocks) {
     for (size_t i = 0; i < blocks.size(); ++i) {
       const auto it = blocks_.find(blocks[i]);
       if (it == blocks_.end()) {
-        // Undo: all or nothing.
+        // Undoes earlier iterations: all or nothing.
         for (size_t k = 0; k < i; ++k) blocks_.emplace(blocks[k], freed[k]);
         for (size_t k = 0; k < i; ++k) {
           if (blocks[k] == blocks[i]) {
@@ -130,7 +130,7 @@ absl::Status RemoteSession::Free(absl::Span<const BlockId> blocks) {
   return absl::OkStatus();
 }
 
-// ---- Segments that go back ----
+// ---- Returning segments ----
 
 uint64_t RemoteSession::EmptyCache(int device) {
   allocator(device).WaitForStreams();
@@ -176,7 +176,7 @@ uint64_t RemoteSession::ReturnSegments(int device, absl::Span<const ReleasedSegm
 
   const absl::StatusOr<UserSlots::Slot> waiting = workers_.StartWaiting(caller_.user());
   const bool may_wait = waiting.ok();
-  // What it closes later still counts.
+  // Segments closed later still count.
   const auto deadline = std::chrono::steady_clock::now() + bounds_.client_timeout / 2;
   uint64_t closed_bytes = 0;
   MutexLock lock(mu_);
@@ -203,7 +203,7 @@ void RemoteSession::SegmentsClosed(absl::Span<const SegmentId> segments) {
       if (const auto it = closing_.find(id); it != closing_.end()) closed.emplace_back(it->second, id);
     }
   }
-  // Without the lock: what comes back may let requests through, of this session too.
+  // Without the lock: returned memory may let requests proceed, even of this session.
   for (const auto& [pool, id] : closed) pool->FinishReturning(id_, {id});
   MutexLock lock(mu_);
   for (const auto& [pool, id] : closed) closing_.erase(id);
@@ -245,7 +245,7 @@ absl::Status RemoteSession::ResetStats(int device, bool accumulated) {
 
 absl::StatusOr<HeapSnapshot> RemoteSession::SnapshotSlowly(int device, bool with_history) {
   HeapSnapshot snapshot = allocator(device).Snapshot(with_history);
-  snapshot.scopes = Scopes();  // after the heap, whose ids are all in it then
+  snapshot.scopes = Scopes();  // after the heap, so the scopes include all ids of the heap
   return snapshot;
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RemoteSession: a session whose allocators are in the daemon. Its client gets blocks, and maps the segments that they
-// are in.
+// RemoteSession: a session with allocators in the daemon. Its client gets blocks, and maps the segments around them.
 #ifndef VRAMBROKER_SERVER_SESSIONS_REMOTE_SESSION_H_
 #define VRAMBROKER_SERVER_SESSIONS_REMOTE_SESSION_H_
 
@@ -26,7 +25,7 @@
 
 namespace vrambroker {
 
-// A block as its holder sees it.
+// A block as seen by its holder.
 struct Allocation {
   BlockId block{};
   SegmentId segment{};
@@ -47,38 +46,38 @@ class RemoteSession : public Session {
 
   // Aborted when the session is not active, ResourceExhausted when it holds too many blocks.
   absl::Status CheckMayAllocate() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Block from the cache; NotFound when there is none, and a BlockRequest has to try. Errors as CheckMayAllocate().
+  // A block from the cache; NotFound when none fits, so a BlockRequest must try. Errors as CheckMayAllocate().
   absl::StatusOr<Allocation> AllocateFromCache(int device, uint64_t requested, Stream stream = 0, ScopeId scope = 0);
-  // What the cache does not serve is a BlockRequest of the session's heap. The session performs its steps.
+  // Cache misses use a BlockRequest of the session's heap. The session performs the request's steps.
   CachingAllocator& allocator(int device) { return *allocators_[device]; }
-  // (slow) Runs `request` until it is done (OK), or until only other sessions' memory can help. Then it returns the
-  // pool's refusal; the session's own cache is flushed by then.
+  // (slow) Runs `request` until done (OK), or until only other sessions' memory can help. Then returns the pool's
+  // refusal; the session's own cache is flushed by then.
   absl::Status RunUntilRefused(int device, BlockRequest& request);
-  // (slow) Supplies the segment that `request` needs, for which `reservation` is. Errors as RunUntilRefused(): the
-  // driver may not have the memory after all.
+  // (slow) Supplies the segment needed by `request`, using its `reservation`. Errors as RunUntilRefused(): the driver
+  // may lack the memory after all.
   absl::Status SupplyReserved(int device, BlockRequest& request, Reservation reservation);
-  // What came of `request`, which is done. SegmentRefused() when there is no memory; errors as CheckMayAllocate().
+  // Result of the finished `request`. SegmentRefused() without memory; errors as CheckMayAllocate().
   absl::StatusOr<Allocation> FinishAllocation(int device, const BlockRequest& request);
-  // All of `blocks`, or none. InvalidArgument: duplicates. NotFound: not blocks of this session, or freed before.
+  // Frees all of `blocks`, or none. InvalidArgument: duplicates. NotFound: not blocks of this session, or freed before.
   absl::Status Free(absl::Span<const BlockId> blocks) ABSL_LOCKS_EXCLUDED(mu_);
   // The client has closed these segments.
   void SegmentsClosed(absl::Span<const SegmentId> segments) ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- Scopes ----
 
-  // One scope of a request. Its strings point into the message: requests are too frequent to copy them.
+  // A scope of a request. Its strings point into the message: requests are too frequent for copies.
   struct NamedScope {
     absl::string_view name;
     absl::string_view file;
     uint32_t line = 0;
   };
-  // Returns the id of the innermost scope. `scopes` is a path, outermost first. Adds scopes that are new.
+  // Returns the id of the innermost scope. `scopes` is a path, outermost first. Adds unknown scopes.
   ScopeId FindScope(absl::Span<const NamedScope> scopes) ABSL_LOCKS_EXCLUDED(scopes_mu_);
   // CachingAllocator::ExplainFit().
   FitReport ExplainFit(int device, uint64_t requested, Stream stream, ScopeId scope) ABSL_LOCKS_EXCLUDED(scopes_mu_);
 
   absl::StatusOr<uint64_t> TrimSlowly(uint64_t bytes) override;
-  // Garbage collection goes by the limit, too.
+  // Sets the limit also for garbage collection.
   void SetLimit(int device, uint64_t limit_bytes) override;
   MemoryStats GetMemoryStats(int device) const override { return allocators_[device]->GetMemoryStats(); }
   absl::Status ResetStats(int device, bool accumulated) override ABSL_LOCKS_EXCLUDED(mu_);
@@ -99,26 +98,26 @@ class RemoteSession : public Session {
   uint64_t NumAllocRetries(int device) const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return allocators_[device]->num_alloc_retries();
   }
-  SerialQueue& TrimQueue() override { return slow_calls(); }  // after the allocations that came before
+  SerialQueue& TrimQueue() override { return slow_calls(); }  // after earlier allocations
   absl::Status RefreshStats() override { return absl::OkStatus(); }
 
-  // Supplies what `request` needs, or denies it (OK), unless only the memory of others can help: as RunUntilRefused().
+  // Supplies `request`, or denies it (OK), unless only other sessions' memory can help: as RunUntilRefused().
   absl::Status SupplyFromPool(int device, BlockRequest& request, bool granted);
   // Errors as CheckMayAllocate().
   absl::Status CheckRoomForBlock() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Aborted, and the block is free again, when the session has ended.
+  // Aborted, after freeing the block, when the session has ended.
   absl::StatusOr<Allocation> Record(int device, Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // (slow) Asks the client to close `segments` and waits until it has, or for half of client_timeout, or not at all
-  // when too many others wait. Returns the bytes closed.
+  // (slow) Asks the client to close `segments`. Waits for the client, at most half of client_timeout; does not wait
+  // when too many calls wait already. Returns the bytes closed.
   uint64_t ReturnSegments(int device, absl::Span<const ReleasedSegment> segments) ABSL_LOCKS_EXCLUDED(mu_);
-  // (slow) ReturnSegments() of all that is wholly free, or of `bytes` of it.
+  // (slow) ReturnSegments() of all wholly free segments, or of `bytes` of them.
   uint64_t EmptyCache(int device);
   uint64_t TrimHeap(int device, uint64_t bytes);
   std::vector<Scope> Scopes() ABSL_LOCKS_EXCLUDED(scopes_mu_);
 
-  std::vector<std::unique_ptr<CachingAllocator>> allocators_;  // by device; each synchronises itself
+  std::vector<std::unique_ptr<CachingAllocator>> allocators_;  // by device; internally synchronised
 
-  Mutex scopes_mu_;  // held for nothing but this; no other lock is taken
+  Mutex scopes_mu_;  // guards only scopes_; no other lock is taken under it
   ScopeTable scopes_ ABSL_GUARDED_BY(scopes_mu_);
 
   uint64_t next_block_ ABSL_GUARDED_BY(mu_) = 1;

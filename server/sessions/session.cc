@@ -4,8 +4,9 @@
 //      |  \--operator ends it--> kEnded -------+--process gone--> kClosed
 //      +------------goodbye, process gone------+
 //
-// A client that leases may go from kDisconnected back to kActive: LeasedSession::Resume(). So may one that is counted.
-// In every state but kClosed what the session holds stays charged to it: nobody can take mapped memory away.
+// A leasing or counted client may go from kDisconnected back to kActive: LeasedSession::Resume(),
+// CountedSession::Resume(). In every state but kClosed the session's memory stays charged: mapped memory cannot be
+// taken away.
 #include "server/sessions/session.h"
 
 #include <algorithm>
@@ -127,7 +128,7 @@ void Session::Trim(uint64_t bytes, const std::function<void(absl::StatusOr<uint6
 
 void Session::Refresh(const std::function<void()>& done) {
   const bool queued = leases() && slow_questions().Submit([self = shared_from_this(), done] {
-    (void)self->RefreshStats();  // what was reported last still stands
+    (void)self->RefreshStats();  // after an error, the last report still stands
     done();
   });
   if (!queued) done();
@@ -143,7 +144,7 @@ void Session::UpdateRetries(int device) {
   if (state_ == SessionState::kClosed) return;
   Retries& retries = retries_[device];
   const uint64_t now = NumAllocRetries(device);
-  // What is less than before was reset in between. A client that says more in a second than it can do is not believed.
+  // A lower count means a reset in between. Implausibly fast growth reported by a client is cut.
   retries.total += std::min(now < retries.counted ? now : now - retries.counted, kMostRetriesAtOnce);
   retries.counted = now;
 }

@@ -53,7 +53,7 @@ bool SessionRefusals::StartRecording(SteadyTime now) {
 
 void SessionRefusals::EndRecording(SteadyTime now, SteadyTime::duration took) {
   constexpr int kShare = 20;
-  // So that there are ten in a row, not hundreds.
+  // Allows ten in a row rather than hundreds.
   constexpr SteadyTime::duration kLeast = std::chrono::milliseconds(50);
   if (took > SteadyTime::duration(0)) {
     recordings_paid_ = std::max(recordings_paid_.load(), now) + kShare * std::max(kLeast, took);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SessionRefusals: what a session was refused, and what explains the next refusal of it.
+// SessionRefusals: a session's refusals, and records explaining the next refusal.
 #ifndef VRAMBROKER_SERVER_SESSIONS_SESSION_REFUSALS_H_
 #define VRAMBROKER_SERVER_SESSIONS_SESSION_REFUSALS_H_
 
@@ -29,20 +29,20 @@ class SessionRefusals {
 
   void Count(int device, OomCause cause, SteadyTime now);
   Counts GetCounts(int device) const;
-  // When a request on `device` was refused last. Taken once.
+  // Time of the last refused request on `device`. Taken once.
   std::optional<SteadyTime> TakeLastTime(int device);
 
-  // Keeps what was tried for a refused lease whose largest segment has `bytes`, for the ExplainCall that usually
+  // Keeps the steps tried for a refused lease with `bytes` in the largest segment, for the ExplainCall that usually
   // follows at once.
   void AddLeaseOutcome(int device, uint64_t bytes, SteadyTime now, WaitRecord outcome) ABSL_LOCKS_EXCLUDED(mu_);
-  // Of such a lease, the oldest that is kept; each explains one refusal. Nothing where none was refused lately.
+  // Takes the oldest kept record for such a lease; each explains a single refusal. Empty without a recent refusal.
   WaitRecord TakeLeaseOutcome(int device, uint64_t bytes, SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
   static constexpr std::chrono::seconds kExplainedWithin{5};
-  static constexpr size_t kMaxLeaseOutcomes = 64;  // of all devices; the oldest make room
+  static constexpr size_t kMaxLeaseOutcomes = 64;  // over all devices; the oldest are dropped
 
-  // Whether a recording of a refusal may be taken now: one at a time, about ten in a row (a program that catches a
-  // refusal tries again at once), and a twentieth of the time in the long run. If so, EndRecording() is to follow;
-  // `took`: 0 if none was taken.
+  // Whether to record a refusal now: one recording at a time, about ten in a row (a program catching a refusal retries
+  // at once), and a twentieth of the time in the long run. If true, call EndRecording() later; `took`: 0 without a
+  // recording.
   bool StartRecording(SteadyTime now);
   void EndRecording(SteadyTime now, SteadyTime::duration took);
 
@@ -50,7 +50,7 @@ class SessionRefusals {
   std::vector<std::array<std::atomic<uint64_t>, kOomCauses.size()>> counts_;  // by device, then cause
   std::vector<std::atomic<SteadyTime>> last_times_;                           // by device; 0: none, or taken
   std::atomic<bool> is_recording_{false};
-  std::atomic<SteadyTime> recordings_paid_{};  // when what was spent on them is a twentieth of the time again
+  std::atomic<SteadyTime> recordings_paid_{};  // time at which recordings make up a twentieth of the time again
 
   struct LeaseOutcome {
     int device = 0;

@@ -62,7 +62,7 @@ absl::StatusOr<SessionRegistry::Reserved> SessionRegistry::Reserve(const Candida
       .id = SessionId{next_session_++}, .name = UniqueName(candidate.name), .record_events = candidate.record_events};
   names_[reserved.name] = reserved.id;
   if (candidate.placement != Placement::kRemote) return reserved;
-  // A session is worth more than its history.
+  // Records fewer events rather than refuse the session.
   uint64_t& of_uid = events_of_user_[user];
   reserved.record_events = std::min(reserved.record_events, (max_recorded_events_per_uid_ - of_uid) / devices_);
   events_of_[reserved.id] = reserved.record_events * devices_;
@@ -72,7 +72,7 @@ absl::StatusOr<SessionRegistry::Reserved> SessionRegistry::Reserve(const Candida
 
 absl::Status SessionRegistry::Publish(const SessionPtr& session) {
   MutexLock lock(mu_);
-  if (draining_) {  // since it was begun: it would not be told
+  if (draining_) {  // draining began after Reserve(), so the session would miss the message
     Release(*session);
     return StoppingError();
   }
@@ -82,7 +82,7 @@ absl::Status SessionRegistry::Publish(const SessionPtr& session) {
 }
 
 void SessionRegistry::Remove(const Session& session, CloseReason reason, const std::vector<uint64_t>& alloc_retries) {
-  SessionPtr removed;  // may be the last one: it goes after the lock
+  SessionPtr removed;  // perhaps the last reference: destroyed after unlocking
   MutexLock lock(mu_);
   Release(session);
   if (const auto it = sessions_.find(session.id()); it != sessions_.end()) {
@@ -118,7 +118,7 @@ void SessionRegistry::Drain() {
 
 std::string SessionRegistry::UniqueName(absl::string_view wanted) const {
   std::string name(wanted);
-  // "_other" is what metrics call all those for whom there is no room.
+  // Metrics use "_other" for sessions beyond their bound.
   for (int suffix = 2; names_.contains(name) || name == "_other"; ++suffix) name = absl::StrCat(wanted, "-", suffix);
   return name;
 }

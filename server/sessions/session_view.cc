@@ -9,7 +9,7 @@
 namespace vrambroker {
 namespace {
 
-// Cuts what a client says of its free blocks to what can be true of a heap of `reserved` bytes.
+// Cuts the client's figures of free blocks to plausible values for a heap of `reserved` bytes.
 void ClampFree(uint64_t reserved, FreeSizes& free) {
   uint64_t left = reserved;
   for (size_t i = 0; i < FreeSizes::kClasses; ++i) {
@@ -23,8 +23,8 @@ void ClampFree(uint64_t reserved, FreeSizes& free) {
 }  // namespace
 
 uint64_t IdleBytes(const Session& session, const AccountState& account, const MemoryStats& stats) {
-  if (session.placement() == Placement::kCounted) return 0;  // what it caches, its program alone knows
-  // The allocator of a remote session does not know what is carried over.
+  if (session.placement() == Placement::kCounted) return 0;  // the cache is known to the program alone
+  // The allocator of a remote session does not know carried-over memory.
   const uint64_t unknown = session.leases() ? 0 : account.carried_over_bytes;
   const uint64_t in_use = stats.active_bytes.all.current + stats.inactive_split_bytes.all.current + unknown;
   return SaturatingSub(account.reserved_bytes, in_use);
@@ -55,7 +55,7 @@ SessionDeviceView DeviceViewOf(const Session& session, int device, const Account
   held.account = account;
   held.stats = session.GetMemoryStats(device);
   MemoryStats& stats = held.stats;
-  if (session.leases()) {  // its client counts for itself, and may be late, or lie
+  if (session.leases()) {  // the client's counters may be late or false
     const uint64_t reserved = account.reserved_bytes;
     for (PoolStat* bytes : {&stats.allocated_bytes, &stats.active_bytes, &stats.requested_bytes, &stats.reserved_bytes,
                             &stats.inactive_split_bytes}) {
