@@ -24,12 +24,12 @@ std::string AdviceOnSize(const OomReport& report) {
                       " could never hold this request, however long it waits.");
 }
 
-// At least so much, as `vramctl limit` takes it.
+// Rounds up to whole MiB, in the format of `vramctl limit`.
 std::string WholeMib(uint64_t bytes) {
   return absl::StrCat(RoundUpTo(bytes, 1_MiB) / 1_MiB, "MiB");
 }
 
-// What would make the device have `missing` bytes more for the session; empty: nothing that anybody can be told.
+// Advises how to free `missing` bytes more of the device for the session; empty: no useful advice.
 std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
   if (report.kept_free_bytes >= missing) {
     return absl::StrCat("lower other sessions' guarantees, for which ", FormatBytes(report.kept_free_bytes),
@@ -60,14 +60,14 @@ std::string MoreOfTheDevice(const OomReport& report, uint64_t missing) {
   return "";
 }
 
-// What follows "have the limit raised".
+// Text to follow "have the limit raised".
 const char* HowToRaiseIt(const OomReport& report) {
   if (report.claim.empty()) return "";
   return report.is_in_by_socket ? " (vramctl claim set)"
                                 : " (claim_limit in the daemon's configuration, or vramctl claim set)";
 }
 
-// How to get the segment all the same: each bound that is in the way has to give. Empty: the device is too small.
+// Advises how to obtain the segment; every bound in the way has to give. Empty: the device is too small.
 std::string MoreRoom(const OomReport& report) {
   if (report.reserved_bytes + report.segment_bytes > report.capacity_bytes) return "";
   const Rooms rooms = RoomsOf(report);
@@ -89,7 +89,7 @@ std::string MoreRoom(const OomReport& report) {
   return absl::StrJoin(needed, " and ");
 }
 
-// An allocator of the application's own, such as PyTorch's: the daemon sees nothing of its blocks.
+// Whether the application uses an allocator of its own, such as PyTorch's: the daemon cannot see its blocks.
 bool IsApplications(const OomReport& report) {
   return report.holes.count == 0;
 }
@@ -99,7 +99,7 @@ const char* FreePinned(const OomReport& report) {
                                 : "Free the blocks that pin partly used segments (vramctl map shows these)";
 }
 
-// Names no setting: whether one would have helped is known only to who has tried it.
+// Names no setting: only a trial shows which setting would have helped.
 std::string AdviceOnFragmentation(const OomReport& report) {
   const std::string more = MoreRoom(report);
   const std::string tries =
@@ -110,14 +110,14 @@ std::string AdviceOnFragmentation(const OomReport& report) {
                       ", or look for settings that make fewer holes: ", tries);
 }
 
-// "user_limit leaves it only 5.00 MiB": which of the bounds beside the session's own limit is in the way.
+// Names the bound in the way beside the session's own limit: "user_limit leaves it only 5.00 MiB".
 std::string OnlySpare(const OomReport& report) {
   const Rooms rooms = RoomsOf(report);
   return rooms.share < rooms.device ? absl::StrCat(ShareLimitName(report), " leaves it only ", FormatBytes(rooms.share))
                                     : absl::StrCat("the device has only ", FormatBytes(rooms.device), " to spare");
 }
 
-// Who of the share has to give, with which it would do: this session, others, or both.
+// Names the sessions of the share that could give up enough memory: this session, other sessions, or both.
 std::string GiveUpForShare(const OomReport& report) {
   const std::string others_of =
       report.claim.empty()
@@ -189,7 +189,7 @@ std::string AdviceOnLimit(const OomReport& report) {
                    FormatBytes(rooms.device), " to spare.");
 }
 
-// The reason that most of the named unused bytes have in common.
+// Returns the reason shared by most of the named unused bytes.
 IdleWhy MainReason(const std::vector<OomReport::IdleHolder>& holders) {
   std::array<uint64_t, kIdleWhys.size()> bytes{};
   for (const OomReport::IdleHolder& holder : holders) bytes[static_cast<size_t>(holder.why)] += holder.idle_bytes;
@@ -225,8 +225,8 @@ std::string AdviceOnIdle(const OomReport& report) {
   return what;
 }
 
-// The device has too little for what is allocated and the request, and the session's holes keep it from what there is,
-// since with them its limit is in the way before the device. Waiting would be in vain.
+// The device is too small for the allocated memory plus the request, and the session's holes block the remaining room:
+// with holes, the session reaches its limit before the device's. Waiting would be in vain.
 std::string AdviceOnCapacityAndHoles(const OomReport& report) {
   const uint64_t missing = SaturatingSub(report.block_bytes, RoomsWithoutHoles(report).device);
   const std::string more = MoreOfTheDevice(report, missing);
@@ -234,8 +234,8 @@ std::string AdviceOnCapacityAndHoles(const OomReport& report) {
   return absl::StrCat(FreePinned(report), ", and ", more, ".");
 }
 
-// REQUIRES: `missing` bytes are quarantined. Those of a session that is detached come back when its process ends. For
-// those of a process that has ended there is nothing to end, unless others have them open.
+// REQUIRES: `missing` bytes are quarantined. Bytes of a detached session return when its process ends. Bytes of an
+// ended process offer no process to end, unless another process has the memory open.
 std::string AdviceOnQuarantine(const OomReport& report, uint64_t missing) {
   if (report.left_behind_bytes < missing && report.detached_bytes >= missing) {
     return absl::StrCat(
@@ -281,7 +281,7 @@ std::string AdviceOnCapacity(const OomReport& report) {
         "contexts and such programs leave ",
         FormatBytes(report.outside_bytes), " less of the device than its capacity.");
   }
-  // It is really capacity.
+  // The cause is really capacity.
   const std::string largest =
       report.largest_holders.empty()
           ? "the device is full"

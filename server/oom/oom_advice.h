@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a refusal for lack of memory tells people beyond its figures: which unused memory could not be had and why, and
-// what to do. Pure functions.
+// Explains a refusal for lack of memory beyond its figures: unused but unavailable memory, the reasons, and advice. Pure
+// functions.
 #ifndef VRAMBROKER_SERVER_OOM_OOM_ADVICE_H_
 #define VRAMBROKER_SERVER_OOM_OOM_ADVICE_H_
 
@@ -14,9 +14,9 @@
 
 namespace vrambroker {
 
-// What a session other than the refused one has on the device. All sizes are bytes.
+// Usage of the device by a session that was not refused. All sizes are bytes.
 struct OtherSession {
-  enum class Asked { kNo, kAnswered, kNoAnswer };  // to trim, for this request
+  enum class Asked { kNo, kAnswered, kNoAnswer };  // to trim, for the refused request
 
   std::string client;
   uint64_t reserved_bytes = 0;
@@ -28,18 +28,18 @@ struct OtherSession {
   Asked asked = Asked::kNo;
 };
 
-// The most that a report names, so that its message stays far below the 8 KiB that gRPC allows.
+// Limits on the sessions named in a report, to keep its message far below gRPC's limit of 8 KiB.
 inline constexpr size_t kMaxHolders = 3;
 inline constexpr size_t kMaxIdleHolders = 5;
 
-// Fills in what the report says of others: unused and detached memory, and those who hold most of the unused. (The
-// largest holders are not here: the refused session may be one.)
+// Fills in the report's unused and detached memory of other sessions, and the holders of most unused memory. (Leaves
+// out the largest holders, because the refused session may be among them.)
 void AddOthers(absl::Span<const OtherSession> others, OomReport* report);
 
-// Bytes that the refused session has reserved and does not use.
+// Bytes reserved and not used by the refused session.
 uint64_t OwnIdleBytes(const OomReport& report);
 
-// One sentence that fits the cause and the figures, at most 400 bytes.
+// Returns a sentence of advice matching the cause and the figures, at most 400 bytes.
 std::string Advice(const OomReport& report);
 
 }  // namespace vrambroker

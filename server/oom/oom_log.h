@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The last refusals for lack of memory, for operators who come when the program has gone.
+// Keeps the last refusals for lack of memory, for diagnosis after the program has gone.
 #ifndef VRAMBROKER_SERVER_OOM_OOM_LOG_H_
 #define VRAMBROKER_SERVER_OOM_OOM_LOG_H_
 
@@ -28,19 +28,19 @@ struct OomEvent {
   SessionId session{};
   std::string client;  // the session's name
   uid_t uid = 0;
-  std::optional<ClaimId> claim;  // that it was in
+  std::optional<ClaimId> claim;  // containing the session
   OomReport report;
 };
 
 // Safe to call from any thread.
 class OomLog {
  public:
-  static constexpr size_t kMaxEvents = 1000;  // about 1 KB each; all of them fit in one answer of gRPC (4 MiB)
+  static constexpr size_t kMaxEvents = 1000;  // about 1 KB each; all events fit in a gRPC answer (4 MiB)
 
-  // A full log drops the oldest event of the user who has most events, so that one who is refused all the time does not
-  // push out the others. Events without a recording, those of sessions' first recordings and those of later ones get a
-  // third of a user's share each: the event is how a recording is found, and a program that tries again and again makes
-  // many events and keeps two recordings.
+  // A full log drops the oldest event of the user with most events, so a user who is refused constantly cannot push out
+  // everybody else's events. Each user's share is divided in three: events without a recording, events with a session's
+  // first recording, and events with a later recording. The division matters because recordings are found through
+  // events, and a retrying program makes many events but keeps two recordings.
   void Add(OomEvent event) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<const OomEvent>> NewestFirst() const ABSL_LOCKS_EXCLUDED(mu_);
   // Events ever added.
@@ -52,14 +52,14 @@ class OomLog {
     std::shared_ptr<const OomEvent> event;
   };
   struct OfUser {
-    std::deque<Kept> first_recorded;  // oldest first, as the others
+    std::deque<Kept> first_recorded;  // oldest first, as in the lists below
     std::deque<Kept> later_recorded;
     std::deque<Kept> others;
 
     std::deque<Kept>& Of(const OomReport& report) {
       return report.is_first_recorded ? first_recorded : report.is_recorded ? later_recorded : others;
     }
-    // The first one where several have as many.
+    // On a tie, returns the first of the tied lists.
     std::deque<Kept>& Largest() {
       return *std::max({&others, &later_recorded, &first_recorded},
                        [](const auto* a, const auto* b) { return a->size() < b->size(); });

@@ -78,7 +78,7 @@ std::string ExplainPinned(const PinnedSegment& pinned) {
 
 std::string ExplainHoles(const OomReport& report) {
   const Holes& holes = report.holes;
-  // Only the application knows where they are.
+  // Only the application knows where its holes are.
   if (holes.count == 0) return absl::StrCat(FormatBytes(HoleBytes(report)), " is unused beside memory in use");
   std::string text = absl::StrCat(FormatBytes(holes.bytes), " is fragmented: ", Counted(holes.count, "hole"),
                                   " between used blocks, in ", Counted(holes.segments, "segment"));
@@ -94,7 +94,7 @@ std::string ExplainHoles(const OomReport& report) {
   return text;
 }
 
-// Which part of the program holds most, where it has named its parts.
+// Names the program's largest scope, if it has named scopes.
 std::string ExplainScopes(const OomReport& report) {
   const auto largest = LargestNamedScope(report.scopes);
   if (largest == report.scopes.end() || largest->allocated_bytes == 0) return "";
@@ -106,7 +106,7 @@ std::string NeedsSegment(const OomReport& report) {
   return absl::StrCat("it needs a segment of ", FormatBytesExactly(report.segment_bytes));
 }
 
-// What decides how much the session can reserve.
+// Describes the bound on the session's reservation.
 std::string Bound(const OomReport& report) {
   const Rooms rooms = RoomsOf(report);
   if (rooms.limit == rooms.least()) return absl::StrCat("the limit of ", FormatBytesExactly(report.limit_bytes));
@@ -191,7 +191,7 @@ Rooms RoomsOf(const OomReport& report) {
   Rooms rooms{.limit = SaturatingSub(report.limit_bytes, report.reserved_bytes),
               .device = SaturatingSub(report.available_bytes, report.kept_free_bytes)};
   if (report.share_limit_bytes == 0 && report.claim.empty()) return rooms;
-  // What the session is guaranteed is part of what its share has, whether it holds it or not.
+  // A share's use includes the session's whole guarantee, reserved or not.
   rooms.share = SaturatingSub(report.share_limit_bytes, report.share_used_bytes) + UnusedGuaranteeBytes(report);
   return rooms;
 }
@@ -218,7 +218,7 @@ Rooms RoomsWithoutHoles(const OomReport& report) {
   const auto without = [&](uint64_t room) {
     return room == Rooms::kNone ? room : SaturatingSub(report.reserved_bytes + room, report.allocated_bytes);
   };
-  // A session above its limit, which was lowered, has to come below it first.
+  // A session above its lowered limit must come below the limit first.
   return {.limit = SaturatingSub(report.limit_bytes, report.allocated_bytes),
           .share = without(rooms.share),
           .device = without(rooms.device)};
@@ -226,13 +226,13 @@ Rooms RoomsWithoutHoles(const OomReport& report) {
 
 namespace {
 
-// Whether the cause is what would be in the way of the block if the session had no holes, and not of its segment.
+// Whether, without holes, the cause would be the bound on the block instead of the bound on its segment.
 bool HolesDecide(const OomReport& report) {
   const uint64_t room = RoomBytes(report);
   if (HoleBytes(report) == 0 || room >= report.segment_bytes) return false;
-  // No segment of that size will ever be within it.
+  // A segment of this size can never fit the limit.
   if (report.segment_bytes > report.limit_bytes) return false;
-  // There is room for the block: what is missing is room for the larger segment that blocks of its size share.
+  // The block has room: only the larger segment shared by blocks of its size lacks room.
   return room < RoundUpTo(report.block_bytes, kSegmentGranuleBytes) || report.pool_free_bytes >= report.block_bytes;
 }
 
@@ -258,7 +258,7 @@ OomCause CauseOf(const OomReport& report, OomCause refusal) {
     if (std::min(rooms.limit, rooms.share) < report.block_bytes) return OomCause::kLimit;
     return rooms.device < report.block_bytes ? OomCause::kCapacity : OomCause::kFragmentation;
   }
-  // What may change while a request waits is its share's limit all the same.
+  // A bound that can change while the request waits still belongs to the share's limit.
   return refusal == OomCause::kCapacity && IsShareLimit(report) ? OomCause::kLimit : refusal;
 }
 
@@ -315,7 +315,7 @@ v1::OutOfMemory ToProto(const OomReport& report) {
 }
 
 size_t RefusalMetadataBytes(absl::string_view message, size_t payload_bytes) {
-  constexpr size_t kEntry = 32;               // HTTP/2 counts that with each key
+  constexpr size_t kEntry = 32;               // HTTP/2 counts 32 bytes of overhead with each key
   constexpr size_t kFraming = size_t{4} * 8;  // tags and lengths in v1.StatusDetails, and the code
   const auto escaped =
       std::count_if(message.begin(), message.end(), [](char c) { return c < ' ' || c > '~' || c == '%'; });
@@ -329,7 +329,7 @@ size_t RefusalMetadataBytes(absl::string_view message, size_t payload_bytes) {
 
 namespace {
 
-// Leaves one thing out that the report names, the one that says least. False: the rest has to stay.
+// Drops the least significant named item of the report. False: the rest has to stay.
 bool LeaveOneOut(v1::OutOfMemory* proto) {
   auto* const segments = proto->mutable_holes()->mutable_most_bytes();
   for (auto segment = segments->rbegin(); segment != segments->rend(); ++segment) {

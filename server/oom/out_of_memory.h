@@ -21,14 +21,14 @@ namespace v1 {
 class OutOfMemory;
 }  // namespace v1
 
-// Why unused memory of another session is not to be had.
+// Reason why unused memory of another session is unavailable.
 enum class IdleWhy {
-  kWithinGuarantee,  // given back, they would stay kept for it
-  kInPartUsed,       // in segments that also hold used blocks
-  kDidNotAnswer,     // it was asked to trim, and did not answer in time
-  kDisconnected,     // its stream broke or it was ended: there is nobody to ask
-  kNotAsked,         // nobody asked it to trim
-  kKept              // it was asked to trim, and gave less
+  kWithinGuarantee,  // would stay reserved for the session if given back
+  kInPartUsed,       // lies in segments with used blocks
+  kDidNotAnswer,     // the session was asked to trim, and did not answer in time
+  kDisconnected,     // the session's stream broke or the session was ended: no client to ask
+  kNotAsked,         // the session was not asked to trim
+  kKept              // the session was asked to trim, and gave less
 };
 
 inline constexpr std::array<IdleWhy, 6> kIdleWhys = {IdleWhy::kWithinGuarantee, IdleWhy::kInPartUsed,
@@ -55,94 +55,97 @@ struct OomReport {
   uint64_t limit_bytes = 0;
   uint64_t reserved_bytes = 0;
   uint64_t allocated_bytes = 0;
-  uint64_t pool_free_bytes = 0;           // of the session, in the pool and stream that serve this request
-  uint64_t largest_free_block_bytes = 0;  // of these
+  uint64_t pool_free_bytes = 0;           // of the session, in the pool and stream serving the request
+  uint64_t largest_free_block_bytes = 0;  // within pool_free_bytes
   uint64_t capacity_bytes = 0;
-  uint64_t available_bytes = 0;  // capacity that is charged to nobody
+  uint64_t available_bytes = 0;  // uncharged capacity
   std::vector<Holder> largest_holders;
   uint64_t guarantee_bytes = 0;
-  uint64_t unknown_bytes = 0;         // of a remote session: carried over, so that nobody knows what of it is in use
+  uint64_t unknown_bytes = 0;         // of a remote session: carried over, with unknown use
   uint64_t inactive_split_bytes = 0;  // of the session
-  uint64_t kept_free_bytes = 0;       // of available_bytes: kept for other sessions' guarantees
-  uint64_t device_idle_bytes = 0;     // held by the daemon for reuse, leased to nobody
-  uint64_t outside_bytes = 0;         // of the capacity, what the driver does not have: see PoolStats
-  uint64_t detached_bytes = 0;        // of sessions that disconnected or were ended: their processes live
+  uint64_t kept_free_bytes = 0;       // part of available_bytes kept for other sessions' guarantees
+  uint64_t device_idle_bytes = 0;     // held by the daemon for reuse, not leased
+  uint64_t outside_bytes = 0;         // capacity missing from the driver: see PoolStats
+  uint64_t detached_bytes = 0;        // of disconnected or ended sessions with live processes
   uint64_t left_behind_bytes = 0;     // of ended processes: PoolStats::quarantined_bytes
-  uint64_t idle_elsewhere_bytes = 0;  // reserved by other sessions, and used by nobody
+  uint64_t idle_elsewhere_bytes = 0;  // reserved by other sessions, and unused
   std::vector<IdleHolder> idle_holders;
-  bool held_back = false;          // what is free is kept for a request that has waited longer
-  uint64_t waited_ms = 0;          // that the request waited for memory; 0: it did not
-  std::string claim;               // the session's; empty: it is in none, and shares its user's limit
-  bool is_in_by_socket = false;    // of the claim, so that an operator has created it
-  uint64_t share_limit_bytes = 0;  // on what the sessions of the claim, or the user, have together; 0 of a user: none
-  uint64_t share_used_bytes = 0;   // what they have, or are guaranteed
-  bool names_others = false;       // what others hold was looked up: holders, unused, detached, left behind
+  bool held_back = false;          // free memory is kept for a request that has waited longer
+  uint64_t waited_ms = 0;          // the request's wait for memory; 0: did not wait
+  std::string claim;               // the session's; empty: no claim, and the session shares its user's limit
+  bool is_in_by_socket = false;    // the session entered the claim by its socket, so an operator created the claim
+  uint64_t share_limit_bytes = 0;  // on all sessions of the claim, or the user, together; 0 for a user: no limit
+  uint64_t share_used_bytes = 0;   // held by, or guaranteed to, the sessions sharing the limit
+  bool names_others = false;       // other sessions' memory was looked up: holders, unused, detached, left behind
   Holes holes;                     // of the session
-  // Whether `holes` is the session's word. Clients of version 0.1 send none; what is reserved and not allocated counts.
+  // Whether the session reported `holes`. Clients of version 0.1 report none; reserved but unallocated bytes then count
+  // as holes.
   bool knows_holes = false;
-  std::string scope;               // of the request, as the session names it
+  std::string scope;               // of the request, as named by the session
   std::vector<ScopeUse> scopes;    // LargestScopeUses() of the session's heap
-  uint64_t refusal = 0;            // its number, from 1; 0: it is not counted
-  bool is_recorded = false;        // what led to it is kept, see RefusalRecordings
-  bool is_first_recorded = false;  // of its session
-  // Of the session, where `device` is none of them.
+  uint64_t refusal = 0;            // number of the refusal, from 1; 0: not counted
+  bool is_recorded = false;        // the preceding events are kept, see RefusalRecordings
+  bool is_first_recorded = false;  // the session's first recording
+  // Devices named by the session; set when `device` is not among them.
   std::vector<uint32_t> named_devices{};
 };
 
-// What the session could still reserve, by each of its bounds; kNone where there is no such bound.
+// Bytes still reservable by the session, by each of its bounds; kNone for a missing bound.
 struct Rooms {
   static constexpr uint64_t kNone = ~uint64_t{0};
   uint64_t limit = kNone;
   uint64_t share = kNone;   // by the claim's limit, or user_limit
-  uint64_t device = kNone;  // what it has and does not keep for others
+  uint64_t device = kNone;  // available to the session, without bytes kept for guarantees
   uint64_t least() const { return std::min({limit, share, device}); }
 };
 Rooms RoomsOf(const OomReport& report);
-// The session's claim is of other devices.
+// The session's claim covers only other devices.
 bool HasNothingOfDevice(const OomReport& report);
-// The same for a session that has reserved no more than it has allocated.
+// Returns RoomsOf() as if the session had reserved no more than it has allocated.
 Rooms RoomsWithoutHoles(const OomReport& report);
 
-// The least of them.
+// Smallest of the Rooms.
 uint64_t RoomBytes(const OomReport& report);
 
-// What of its guarantee the session does not hold.
+// Part of the session's guarantee not reserved yet.
 uint64_t UnusedGuaranteeBytes(const OomReport& report);
 
-// Detached and left behind: no other session can have it.
+// Detached and left-behind bytes: unavailable to every other session.
 uint64_t QuarantinedBytes(const OomReport& report);
 
-// Free bytes of the session that no trim returns.
+// Free bytes of the session that trimming cannot return.
 uint64_t HoleBytes(const OomReport& report);
 
-// Whether the claim's limit, or user_limit, is in the way, not the session's own limit. If both are: the one that still
-// would be without the session's holes.
+// Whether the claim's limit, or user_limit, stands in the way, not the session's own limit. If both do, decides by the
+// limit still exceeded without the session's holes.
 bool IsShareLimit(const OomReport& report);
-// "user_limit", "the limit of claim train".
+// Returns "user_limit" or "the limit of claim train".
 std::string ShareLimitName(const OomReport& report);
 
-// The cause to name to the client, when `refusal` is what kept the session from growing. Pure. Fragmentation:
-// without holes the block would fit, with them its segment does not. Then a higher limit, or more of the device, would
-// only be one way to serve the request. If it would not fit even then, the cause is the bound that it exceeds, though
-// with the holes it may meet another one first. Holes are ignored if a small block would fit and only the segment that
-// such blocks share does not: holes elsewhere do not matter to it.
+// Returns the cause to report to the client; `refusal` is the bound that stopped the session from growing. Pure.
+// Fragmentation: the block would fit if the session had no holes, but its segment does not fit with the holes. A higher
+// limit, or more of the device, would then be only an alternative remedy. If the block does not fit even without holes,
+// the cause is the bound exceeded without holes, although the holes may hit another bound first. Ignores holes when a
+// small block would fit and only the segment shared by small blocks does not: holes elsewhere do not matter to the
+// block.
 OomCause CauseOf(const OomReport& report, OomCause refusal);
 
-// The cause, with the figures that decide it: what is said of it everywhere. At most kMaxExplanation bytes.
+// Returns the cause with the deciding figures; every report of a refusal uses this text. At most kMaxExplanation bytes.
 std::string Explanation(const OomReport& report);
 inline constexpr size_t kMaxExplanation = 1000;
 
 v1::OutOfMemory ToProto(const OomReport& report);
 
-// ResourceExhausted with a message for people and a serialized vrambroker.v1.OutOfMemory as payload. As a call's status
-// it takes at most kMaxRefusalMetadata: where figures are so large, or names so costly, that all of it would take more,
-// the payload leaves out some of the blocks, segments and idle holders that it names, those with least first.
+// Returns ResourceExhausted with a human-readable message and a serialized vrambroker.v1.OutOfMemory as payload. The
+// status takes at most kMaxRefusalMetadata of metadata. To stay below the bound, the payload drops some of the named
+// blocks, segments and idle holders, least significant first.
 absl::Status OutOfMemoryError(const OomReport& report);
 // A gRPC client accepts 8 KiB of metadata with a call's status. The remaining 1 KiB is for other keys.
 inline constexpr size_t kMaxRefusalMetadata = size_t{7} << 10;
 
-// BYTES of metadata that a refusal takes as a call's status: grpc-message, where gRPC makes three bytes of each that is
-// no printable ASCII, and grpc-status-details-bin, which has the message again as it is, and is sent in base64.
+// Bytes of metadata taken by a refusal as a call's status. Counts grpc-message, where gRPC expands each byte outside
+// printable ASCII to three bytes, and grpc-status-details-bin, a base64 text with a second, unexpanded copy of the
+// message.
 size_t RefusalMetadataBytes(absl::string_view message, size_t payload_bytes);
 
 }  // namespace vrambroker

@@ -16,7 +16,7 @@ std::string Blocks(uint64_t count) {
   return absl::StrCat(count, count == 1 ? " block" : " blocks");
 }
 
-// In the words of `vramctl ooms`.
+// Uses the wording of `vramctl ooms`.
 std::string PinnedText(const PinnedSegment& pinned) {
   std::string text =
       absl::StrCat("segment ", absl::Hex(pinned.address), ": ", FormatBytes(pinned.hole_bytes), " of ",

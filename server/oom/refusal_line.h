@@ -9,8 +9,8 @@
 
 namespace vrambroker {
 
-// What the log says of a refusal: the same figures, cause and advice as the error, and which blocks pin segments and
-// which scopes hold most. The log is what is left when daemon and program have gone. At most kMaxRefusalLine bytes.
+// Log line of a refusal: the error's figures, cause and advice, the blocks pinning segments, and the scopes holding
+// most. The log remains when daemon and program have gone. At most kMaxRefusalLine bytes.
 LogLine RefusalLine(SessionId session, absl::string_view name, const OomReport& report);
 inline constexpr size_t kMaxRefusalLine = size_t{6} << 10;
 

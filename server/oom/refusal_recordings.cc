@@ -34,12 +34,12 @@ RefusalRecordings::Place RefusalRecordings::Add(uint64_t refusal, SessionId sess
   const auto first = std::find_if(kept_.begin(), kept_.end(), [&](const auto& entry) {
     return entry.second.session == session && entry.second.place == Place::kFirst;
   });
-  // With this, what follows comes to an end before it comes to the first one.
+  // The check guarantees that the loops below end before reaching `first`.
   if (bytes + (first == kept_.end() ? 0 : first->second.bytes) > kMaxBytesOfUser) {
     dropped.push_back(std::move(kept));
     return Place::kNone;
   }
-  // Its own first, since that may be enough.
+  // Drops the session's own last recording first, since its bytes may suffice.
   for (auto it = kept_.begin(); it != kept_.end();) {
     it = it->second.session == session && it != first ? drop(it) : std::next(it);
   }

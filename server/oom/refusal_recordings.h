@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RefusalRecordings: what led to the last refusals, for who asks why when the program has gone.
+// RefusalRecordings: keeps the heap events before the last refusals, for diagnosis after the program has gone.
 #ifndef VRAMBROKER_SERVER_OOM_REFUSAL_RECORDINGS_H_
 #define VRAMBROKER_SERVER_OOM_REFUSAL_RECORDINGS_H_
 
@@ -18,38 +18,39 @@
 
 namespace vrambroker {
 
-// Heaps with their recorded events, by the number of the refusal. Thread-safe.
+// Heaps with their recorded events, by refusal number. Thread-safe.
 class RefusalRecordings {
  public:
-  // Of all recordings, and of one user's. 100,000 events and 10,000 blocks are 8 MB.
+  // Bounds on all recordings, and on each user's. 100,000 events and 10,000 blocks are 8 MB.
   static constexpr uint64_t kMaxBytes = uint64_t{256} << 20;
   static constexpr uint64_t kMaxBytesOfUser = kMaxBytes / 2;
 
-  enum class Place { kNone, kFirst, kLater };  // of a recording among those that are kept of its session
+  enum class Place { kNone, kFirst, kLater };  // of a recording among its session's kept recordings
 
-  // Keeps a session's first and last recording: this one replaces an earlier last one. To make room it drops last ones
-  // before first ones, and the oldest of them first: this user's, then those of the user who has most. No session's
-  // first makes room for its last. kNone: it is too large for the user's share, beside the session's first.
+  // Keeps a session's first and last recording: a new recording replaces the session's earlier last recording. To make
+  // room, drops last recordings before first recordings, oldest first: this user's, then recordings of the user holding
+  // most. A session's last recording never displaces its first. kNone: too large for the user's share, beside the
+  // session's first.
   Place Add(uint64_t refusal, SessionId session, const UserKey& user, HeapSnapshot recording) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // nullptr: there was none, or it has made room.
+  // nullptr: never recorded, or dropped to make room.
   std::shared_ptr<const HeapSnapshot> Find(uint64_t refusal) const ABSL_LOCKS_EXCLUDED(mu_);
-  // The refusals whose recordings are kept for the session, at most two, the first one first.
+  // Refusals with kept recordings of the session, at most two, in order.
   std::vector<uint64_t> Of(SessionId session) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Kept {
     SessionId session{};
     UserKey user;
-    Place place = Place::kFirst;  // kLater: the session's first one is kept, too
+    Place place = Place::kFirst;  // kLater: the session's first recording is kept, too
     uint64_t bytes = 0;
     std::shared_ptr<const HeapSnapshot> recording;
   };
   using ByRefusal = std::map<uint64_t, Kept>;
 
-  // Who makes room next; the end: nobody is left. `first`: is to stay.
+  // Returns the next recording to drop; end(): none left. Never returns `first`.
   ByRefusal::iterator NextToDrop(const UserKey& user, ByRefusal::iterator first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Of `user`, what may make room for a session whose first recording is `first`.
+  // Bytes of `user`'s recordings that may be dropped for a session whose first recording is `first`.
   uint64_t DroppableBytes(const UserKey& user, ByRefusal::iterator first) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   ByRefusal::iterator Drop(ByRefusal::iterator it) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -4,7 +4,7 @@
 namespace vrambroker {
 namespace {
 
-constexpr absl::string_view kOtherTenants = "_other";  // those beyond the bound
+constexpr absl::string_view kOtherTenants = "_other";  // tenants beyond the bound
 
 }  // namespace
 

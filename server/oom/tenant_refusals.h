@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TenantRefusals: what was refused to each tenant, or to each claim, since the daemon started. Unlike a session's own
-// counts these stay when the session ends, as it often does when it is refused.
+// TenantRefusals: counts refusals of each tenant, or each claim, since the daemon started. Unlike a session's own
+// counts, these counts outlive the session, which often ends on a refusal.
 #ifndef VRAMBROKER_SERVER_OOM_TENANT_REFUSALS_H_
 #define VRAMBROKER_SERVER_OOM_TENANT_REFUSALS_H_
 
@@ -25,7 +25,7 @@ namespace vrambroker {
 // Thread-safe.
 class TenantRefusals {
  public:
-  // A session that ends so soon after a refusal is taken to have ended because of it.
+  // A session that ends within this time of a refusal is presumed to have ended because of it.
   static constexpr std::chrono::seconds kSoon{60};
   static constexpr size_t kMaxTenants = 4096;
 
@@ -33,21 +33,21 @@ class TenantRefusals {
     std::array<uint64_t, kOomCauses.size()> ooms{};  // by OomCause
     uint64_t ended_sessions = 0;                     // within kSoon of a refusal
   };
-  // In the order in which the daemon came to know them; counts by device.
+  // In the order of discovery by the daemon; counts by device.
   using ByTenant = std::vector<std::pair<std::string, std::vector<Counts>>>;
 
-  // Counts so many tenants by name, in the order in which they come, and any other as "_other". Counts of "_other" stay
-  // when a tenant is no more: none falls, and each refusal is in one of them.
+  // Counts up to `max_tenants` tenants by name, in order of arrival, and later tenants as "_other". Counts of "_other"
+  // stay when a tenant is removed: no count falls, and each refusal is in one count.
   explicit TenantRefusals(size_t devices, size_t max_tenants = kMaxTenants)
       : devices_(devices), max_tenants_(std::min(max_tenants, kMaxTenants)) {}
 
-  // Has it counted from now on: who reads the counts sees them start from 0.
+  // Starts counting the tenant, so that readers see its counts start from 0.
   void Add(absl::string_view tenant) ABSL_LOCKS_EXCLUDED(mu_);
-  // Both count nothing for a tenant that is no more, as of a session that ended while it was asked for its recording:
-  // the tenant would come back, for good.
+  // CountRefusal() and CountEndedSession() ignore a removed tenant, as for a session that ended while asked for its
+  // recording. Counting would bring the tenant back for good.
   void CountRefusal(absl::string_view tenant, int device, OomCause cause) ABSL_LOCKS_EXCLUDED(mu_);
   void CountEndedSession(absl::string_view tenant, int device) ABSL_LOCKS_EXCLUDED(mu_);
-  // The tenant is no more: where it is counted by name, it makes room for those that come from now on.
+  // Removes the tenant. A tenant counted by name makes room for future tenants.
   void Forget(absl::string_view tenant) ABSL_LOCKS_EXCLUDED(mu_);
 
   ByTenant Get() const ABSL_LOCKS_EXCLUDED(mu_);
