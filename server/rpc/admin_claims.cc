@@ -29,7 +29,7 @@ absl::StatusOr<ClaimAsker> AdminService::AskForClaims(const grpc::CallbackServer
   absl::StatusOr<Asker> asker = Ask(context);
   if (!asker.ok()) return asker.status();
   if (asker->terms.rights.admin) return ClaimAsker{.caller = std::move(asker->caller)};
-  // Who is in a claim has nothing beside it.
+  // A caller inside a claim has no rights outside the claim.
   if (asker->caller.claim.has_value() || !asker->terms.rights.client) return asker->Refusal(action, "ADMIN");
   return ClaimAsker{.caller = std::move(asker->caller),
                     .rule = std::move(asker->terms),
@@ -119,7 +119,7 @@ grpc::ServerUnaryReactor* AdminService::ListClaims(grpc::CallbackServerContext* 
     *response->add_claims() = std::move(claim);
   }
   if (request->name().empty() || response->claims_size() > 0) return Reply(context, absl::OkStatus());
-  // Not even whether there is such a claim, where it is somebody else's.
+  // Hides even the existence of other users' claims.
   return Reply(context, own_only ? absl::NotFoundError(absl::StrCat("uid ", asker->caller.uid,
                                                                     " has no claim of that name (vramctl claim ls)"))
                                  : broker_.claims().Find(request->name()).status());

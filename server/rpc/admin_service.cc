@@ -24,10 +24,10 @@ constexpr char kWhyNotRecorded[] =
     "its own, did not answer in time, or had been refused just before, or many sessions were refused at once, or there "
     "was no room for it beside the session's first recording";
 
-// What a client may be told in a status: gRPC breaks connections over long ones.
+// Limit on a client's status text: gRPC breaks connections over long statuses.
 constexpr size_t kMaxFaultText = 2000;
 
-// Of any process that can be seen, by its command name.
+// Describes any visible process, by its command name.
 absl::StatusOr<PolicySubject> SubjectOfProcess(pid_t pid) {
   absl::StatusOr<ProcessUser> user = UserOf(pid);
   if (!user.ok()) return user.status();
@@ -44,8 +44,8 @@ absl::Status ReloadRefused(const absl::Status& status) {
   return absl::FailedPreconditionError(absl::StrCat("not reloaded; the old configuration stays in effect: ", text));
 }
 
-// Writes the parts of a snapshot one after the other, or ends the call with an error. Deletes itself. Keeps `slot` for
-// as long as it keeps the snapshot.
+// Writes the parts of a snapshot in turn, or ends the call with an error. Deletes itself. Keeps `slot` as long as the
+// snapshot.
 class SnapshotWriter : public grpc::ServerWriteReactor<v1::GetSnapshotResponse> {
  public:
   explicit SnapshotWriter(UserSlots::Slot slot) : slot_(std::move(slot)) {}
@@ -76,7 +76,7 @@ class SnapshotWriter : public grpc::ServerWriteReactor<v1::GetSnapshotResponse> 
       StartWrite(&*part_);
       return;
     }
-    // Before the caller hears of the end, and may ask for the next one.
+    // Releases the slot before the caller learns of the end and may request the next snapshot.
     const absl::Status status = parts_.status();
     parts_ = status.ok() ? absl::UnknownError("all is written") : status;
     slot_ = UserSlots::Slot();
@@ -117,7 +117,7 @@ class HoldWriter : public grpc::ServerWriteReactor<v1::HoldRecordingResponse> {
     {
       MutexLock lock(mu_);
       is_cancelled_ = true;
-      if (!is_started_) return;  // Start() ends it
+      if (!is_started_) return;  // Start() ends the call
     }
     End(absl::CancelledError());
   }
@@ -192,7 +192,7 @@ absl::StatusOr<SessionPtr> AdminService::FindForSnapshots(const absl::StatusOr<A
   if (session.ok() && !rights.admin && !asker->IsUserOf(**session)) {
     return absl::PermissionDeniedError("the session belongs to another user: to look into it takes the right ADMIN");
   }
-  // What others' sessions are named is for observers.
+  // Only observers may learn the names of other users' sessions.
   if (absl::IsInvalidArgument(session.status()) && !ref.or_name().empty() && !rights.admin && !rights.observer) {
     return absl::InvalidArgumentError(
         "session: the number is one session's id and another one's name; id:NUMBER or name:NUMBER says which is meant");
@@ -206,7 +206,7 @@ grpc::ServerUnaryReactor* AdminService::ListSessions(grpc::CallbackServerContext
   // Costs as much as asking for each.
   const absl::StatusOr<Asker> asker = Ask(*context, 1 + broker_.sessions().size());
   if (!asker.ok()) return Reply(context, asker.status());
-  // Who is in a claim sees that.
+  // A caller inside a claim sees the claim's sessions.
   const bool is_in_claim = asker->caller.claim.has_value();
   if (!asker->terms.rights.observer && !is_in_claim) {
     return Reply(context, asker->Refusal("list sessions", "OBSERVER"));
@@ -225,12 +225,12 @@ grpc::ServerUnaryReactor* AdminService::GetSession(grpc::CallbackServerContext* 
   if (!asker.ok()) return Reply(context, asker.status());
   absl::StatusOr<SessionPtr> session = Find(request->session());
   if (!asker->terms.rights.observer && !(session.ok() && asker->IsUserOf(**session))) {
-    // Not even whether there is such a session.
+    // Hides even the existence of the session.
     return Reply(context, asker->Refusal("look at other users' sessions", "OBSERVER"));
   }
   if (!session.ok()) return Reply(context, session.status());
   if (!asker->terms.rights.admin && !asker->IsUserOf(**session)) {
-    // Observers get the last figures: they cannot make somebody else's client work.
+    // Observers get the last figures: an observer cannot make another user's client work.
     *response->mutable_session() = ToProto(broker_.operator_view().Describe(**session));
     return Reply(context, absl::OkStatus());
   }
@@ -295,7 +295,7 @@ grpc::ServerUnaryReactor* AdminService::ListQuarantine(grpc::CallbackServerConte
                                                        v1::ListQuarantineResponse* response) {
   const absl::StatusOr<Asker> asker = Ask(*context, 1 + broker_.sessions().size());
   if (!asker.ok()) return Reply(context, asker.status());
-  // Who is in a claim sees what is charged to it (ListClaims), and nothing of others.
+  // A caller inside a claim sees only charges to the claim (ListClaims).
   if (asker->caller.claim.has_value()) return Reply(context, absl::OkStatus());
   if (!asker->terms.rights.observer) return Reply(context, asker->Refusal("list the quarantine", "OBSERVER"));
   const BrokerView view = broker_.operator_view().Look();
@@ -451,10 +451,10 @@ grpc::ServerWriteReactor<v1::HoldRecordingResponse>* AdminService::HoldRecording
 grpc::ServerUnaryReactor* AdminService::ListOutOfMemory(grpc::CallbackServerContext* context,
                                                         const v1::ListOutOfMemoryRequest* request,
                                                         v1::ListOutOfMemoryResponse* response) {
-  // Up to a thousand events are put together.
+  // Collects up to a thousand events.
   const absl::StatusOr<Asker> asker = Ask(*context, 100);
   if (!asker.ok()) return Reply(context, asker.status());
-  // What advice names has to work for its reader, who may be any session's user.
+  // The advice must work for its reader, who may be any session's user.
   const bool own_only = !asker->terms.rights.observer;
   const std::optional<uid_t> uid = own_only ? std::optional(asker->caller.uid) : std::nullopt;
   const auto only_own = [&](Refusals::Events& events) {
@@ -472,7 +472,7 @@ grpc::ServerUnaryReactor* AdminService::ListOutOfMemory(grpc::CallbackServerCont
   response->set_matching_events(events->size());
   response->set_own_only(own_only);
   response->set_run_id(broker_.run_id());
-  // How often others were refused is theirs to know.
+  // Other users' refusals are not disclosed, not even their number.
   response->set_total_events(own_only ? own : broker_.refusals().log().total());
   if (request->max_events() > 0 && events->size() > request->max_events()) events->resize(request->max_events());
   for (const auto& event : *events) *response->add_events() = ToProto(*event, broker_.refusals().recordings());
@@ -498,7 +498,7 @@ grpc::ServerUnaryReactor* AdminService::ExplainPolicy(grpc::CallbackServerContex
       break;
     case v1::ExplainPolicyRequest::SUBJECT_NOT_SET:
       subject = broker_.SubjectOf(asker->caller, std::nullopt);
-      // Of whom the policy is not asked.
+      // The policy does not apply to a caller inside a claim.
       if (subject.ok() && asker->caller.claim.has_value()) {
         *response = ToProto(*subject, {.rules = {}, .terms = asker->terms});
         return Reply(context, absl::OkStatus());
@@ -513,7 +513,7 @@ grpc::ServerUnaryReactor* AdminService::ExplainPolicy(grpc::CallbackServerContex
     subject->session_name = request->session_name();
   }
   PolicyExplanation explanation = broker_.policy()->Explain(*subject);
-  // One that there is has its own terms: an operator has created it, or the policy has been read again since.
+  // An existing claim has terms of its own: an operator created the claim, or the policy was reloaded since.
   if (const absl::StatusOr<Claim> claim = broker_.claims().Find(explanation.terms.claim); claim.ok()) {
     explanation.terms.claim_limit = claim->terms.limit;
     explanation.terms.claim_guarantee = claim->terms.guarantee;

@@ -23,9 +23,8 @@ using ReloadDone = std::function<void(const absl::StatusOr<ReloadReport>&)>;
 // vrambroker.v1.Admin: translates between messages and the Broker. Thread-safe; no handler blocks.
 class AdminService final : public v1::Admin::CallbackService {
  public:
-  // All outlive the gRPC server. `snapshots` are those under way. `reload` answers once, from any thread, and does not
-  // block.
-  // `socket_dir`: where claims have theirs.
+  // All arguments outlive the gRPC server. `snapshots` counts the snapshots in progress. `reload` answers once, from
+  // any thread, and does not block. `socket_dir`: directory of the claims' sockets.
   AdminService(Broker* broker, const Connections* connections, UserSlots* snapshots, std::string socket_dir,
                std::function<void(const ReloadDone&)> reload)
       : broker_(*broker),
@@ -79,33 +78,34 @@ class AdminService final : public v1::Admin::CallbackService {
                                          v1::ReloadConfigResponse* response) override;
 
  private:
-  // Who calls, and what the policy lets them do.
+  // The caller and the rights granted by the policy.
   struct Asker {
     Caller caller;
     SessionTerms terms;
 
-    // Who is in a claim, as root in a container is, is nobody outside of it.
+    // A caller inside a claim, such as root in a container, is no user outside the claim.
     bool IsUserOf(uid_t uid, std::optional<ClaimId> claim) const;
     bool IsUserOf(const Session& session) const { return IsUserOf(session.caller().uid, session.terms().claim_id); }
-    // PermissionDenied: "uid 5 may not ACTION: ...", why, and who may.
+    // Returns PermissionDenied: "uid 5 may not ACTION: ...", with the reason and the right required.
     absl::Status Refusal(absl::string_view action, absl::string_view right) const;
   };
-  // `calls`: how many it counts as against the caller's rate.
+  // `calls`: number of calls charged to the caller's rate.
   absl::StatusOr<Asker> Ask(const grpc::CallbackServerContext& context, size_t calls = 1) const;
 
   absl::StatusOr<SessionPtr> Find(const v1::SessionRef& ref) const;
-  // Answers that the session has been changed.
+  // Fills in the changed session.
   template <typename Response>
   void Describe(const Session& session, Response* response) const;
-  // The same for calls that change something: PermissionDenied for callers who may not.
+  // Like Find(), for calls that change a session: PermissionDenied without the right.
   absl::StatusOr<SessionPtr> FindForChange(const grpc::CallbackServerContext& context, const v1::SessionRef& ref) const;
-  // The same for snapshots, which are large and show how a program uses memory: not for everyone, but for the session's
-  // own user, too.
+  // Like Find(), for snapshots. Snapshots are large and reveal a program's use of memory, so only administrators and
+  // the session's own user may take snapshots.
   absl::StatusOr<SessionPtr> FindForSnapshots(const absl::StatusOr<Asker>& asker, const v1::SessionRef& ref) const;
   v1::Claim Describe(const Claim& claim) const;
-  // Who may change claims, or claims of its own: PermissionDenied for others, "uid 5 may not ACTION: ...".
+  // Admits callers who may change all claims, or only their own: PermissionDenied for others, "uid 5 may not ACTION:
+  // ...".
   absl::StatusOr<ClaimAsker> AskForClaims(const grpc::CallbackServerContext& context, absl::string_view action) const;
-  // Errors as GetRefusalSnapshot.
+  // Same errors as GetRefusalSnapshot.
   absl::StatusOr<std::shared_ptr<const HeapSnapshot>> FindRecording(const Asker& asker, uint64_t refusal) const;
 
   Broker& broker_;

@@ -13,10 +13,10 @@
 namespace vrambroker {
 namespace {
 
-// Of a user, at a time. Each may take a megabyte.
+// Limit per user, at a time. Each list may take a megabyte.
 constexpr size_t kMaxResumeLists = 8;
 
-// The reaction to a call that may wait: it ends at once when the caller gives up. Deletes itself.
+// Reaction to a call that may wait: ends at once when the caller gives up. Deletes itself.
 class WaitingCall : public grpc::ServerUnaryReactor {
  public:
   WaitingCall(Broker* broker, SessionPtr session) : broker_(*broker), session_(std::move(session)) {}
@@ -27,7 +27,7 @@ class WaitingCall : public grpc::ServerUnaryReactor {
 
  private:
   static uint64_t NextKey() {
-    static std::atomic<uint64_t> next{uint64_t{1} << 63};  // out of the way of the clients' own, on their streams
+    static std::atomic<uint64_t> next{uint64_t{1} << 63};  // clear of the clients' own keys on their streams
     return next.fetch_add(1, std::memory_order_relaxed);
   }
 
@@ -165,7 +165,7 @@ grpc::ServerUnaryReactor* BrokerService::GetDevices(grpc::CallbackServerContext*
                                                     v1::GetDevicesResponse* response) {
   const auto caller = connections_.Identify(*context);
   if (!caller.ok()) return Reply(context, caller.status());
-  // What others run is nothing for those who may not list their sessions.
+  // Other users' programs are shown only to callers who may list other users' sessions.
   const absl::StatusOr<SessionTerms> terms = broker_.TermsOf(*caller);
   const bool is_observer = terms.ok() && terms->rights.observer && !caller->claim.has_value();
   for (size_t i = 0; i < broker_.pools().size(); ++i) {

@@ -15,11 +15,11 @@
 
 namespace vrambroker {
 
-// vrambroker.v1.Broker: the calls that clients make as RPCs. Thread-safe; no handler blocks.
+// vrambroker.v1.Broker: client calls made as RPCs. Thread-safe; no handler blocks.
 class BrokerService final : public v1::Broker::CallbackService {
  public:
-  // All outlive the gRPC server. A user has at most `max_streams_per_uid` session streams open, so many that every
-  // session can have one, and another while it is resumed.
+  // All arguments outlive the gRPC server. A user may have `max_streams_per_uid` session streams open: enough for a
+  // stream per session, plus a second stream during a resume.
   BrokerService(Broker* broker, const SessionCalls* calls, const Connections* connections, const RpcMeter* rpcs,
                 size_t max_streams_per_uid);
 
@@ -46,9 +46,9 @@ class BrokerService final : public v1::Broker::CallbackService {
                                        v1::GetDevicesResponse* response) override;
 
  private:
-  // The session `id`, when the caller of this RPC owns it. Counts the call.
+  // Returns session `id` if owned by the caller of the RPC. Counts the call.
   absl::StatusOr<SessionPtr> OwnSession(const grpc::CallbackServerContext& context, uint64_t id) const;
-  // The same for a call that SessionCalls makes at any rate: `call` gets what Admit() said.
+  // Like OwnSession(), for calls that SessionCalls makes at any rate: `call` gets the result of Admit().
   absl::Status GiveBack(
       const grpc::CallbackServerContext& context, uint64_t id,
       const std::function<absl::Status(const SessionPtr& session, const Admission& admitted)>& call) const;

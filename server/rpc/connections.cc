@@ -25,14 +25,14 @@
 namespace vrambroker {
 namespace {
 
-constexpr std::chrono::milliseconds kRetry(10);       // those that wait to be handed over
-constexpr std::chrono::milliseconds kLastBytes(500);  // how long clients have to take them
+constexpr std::chrono::milliseconds kRetry(10);       // for connections waiting to be handed over
+constexpr std::chrono::milliseconds kLastBytes(500);  // time for clients to read the last bytes
 constexpr std::chrono::hours kNoTicks(24);
 constexpr absl::string_view kTokenHeader = "vrambroker-connection";
 
 }  // namespace
 
-// One connection. On the loop's thread.
+// A connection. Used on the loop's thread.
 class Connections::Connection : public Relay::Owner {
  public:
   Connection(Connections* all, uint64_t id, ClientSocket client, Caller caller, std::string token)
@@ -161,7 +161,7 @@ absl::Status Connections::Listen(const ClientSocket& listener, const ClaimOfList
 }
 
 void Connections::AcceptAll(int listener, const ClaimOfListener& claim) {
-  // A bounded number at a time: those who are served must not wait for a flood of connections.
+  // A bounded number at a time: served clients must not wait for a flood of connections.
   for (int i = 0; i < 16; ++i) {
     ClientSocket socket = acceptor_.Accept(listener);
     if (!socket.valid()) return;
@@ -223,7 +223,7 @@ absl::StatusOr<UniqueFd> Connections::OpenServer(Connection& connection) {
     MutexLock lock(mu_);
     handed_over_.emplace(connection.token(), connection.caller());
   }
-  // It returns soon: there is nothing to read yet. With something, gRPC would serve the client on this thread.
+  // Returns soon because no bytes wait to be read. With bytes waiting, gRPC would serve the client on this thread.
   grpc::AddInsecureChannelFromFd(server_, grpcs.Release());
   return ours;
 }
@@ -274,7 +274,7 @@ absl::StatusOr<Caller> Connections::Identify(const grpc::CallbackServerContext& 
 
 absl::StatusOr<Caller> Connections::Peer(const grpc::CallbackServerContext& context) const {
   const auto [token, end] = context.client_metadata().equal_range({kTokenHeader.data(), kTokenHeader.size()});
-  if (token != end) {  // headers of this name that a client sends are no connection's
+  if (token != end) {  // a header of this name sent by a client names no connection
     MutexLock lock(mu_);
     const auto it = handed_over_.find(absl::string_view(token->second.data(), token->second.size()));
     if (it != handed_over_.end() && std::next(token) == end && !HasEnded(*it->second.pidfd)) return it->second;

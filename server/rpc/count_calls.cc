@@ -24,7 +24,7 @@
 namespace vrambroker {
 namespace {
 
-// Nobody tells its client anything: it asks.
+// Discards events: a counted session's client polls instead.
 class Silent : public SessionEvents {
  public:
   void CloseSegments(absl::Span<const SegmentId> /*segments*/) override {}
@@ -34,7 +34,7 @@ class Silent : public SessionEvents {
   void Ask(uint64_t /*question_id*/, const ClientQuestion& /*question*/) override {}
 };
 
-// Cuts no character in two. The array is of zeros, and its last one stays.
+// Never splits a character. The array is zeroed, and its last byte stays 0.
 template <size_t kSize>
 void PutText(absl::string_view text, char (&array)[kSize]) {
   size_t size = std::min(text.size(), kSize - 1);
@@ -90,7 +90,7 @@ RandomToken TokenOf(const CountRequest& request) {
   return token;
 }
 
-// Whatever users they were when they connected: a process may change its own.
+// Ignores the users at the time of connecting: a process may change its own user.
 bool IsOfProcess(const Session& session, const Caller& caller) {
   return session.caller().pid == caller.pid && !HasEnded(*session.caller().pidfd);
 }
@@ -138,7 +138,7 @@ class CountCalls::Answer {
         send_(std::move(send)) {}
 
   SteadyTime began() const { return began_; }
-  // False: the client cannot get it any more.
+  // False: the client can no longer get the answer.
   bool Give(const absl::Status& status) const {
     CountAnswer answer = CountAnswerOf(call_, status);
     const absl::StatusOr<Charges::Room> room = owner_.broker_.charges().GetRoom(session_, device_);
@@ -199,7 +199,8 @@ void CountCalls::Hello(const Caller& caller, const CountRequest& request, const 
   if (broker_.settings().HasEnded(caller.pid, PlacementName(Placement::kCounted))) return done(EndedByOperator());
   const auto open = [&] { return broker_.OpenSession(caller, *options, std::make_shared<Silent>()); };
   absl::StatusOr<SessionPtr> session = open();
-  // Only when there is a new one: else what they hold stays counted. But they may be the ones that are too many.
+  // Closes the lost sessions only once a new session is open: until then their charges stay counted. However, the lost
+  // sessions may be the reason for exceeding a limit.
   const bool are_in_the_way = absl::IsResourceExhausted(session.status()) && !lost.empty();
   if (!session.ok() && !are_in_the_way) return done(session.status());
   for (const SessionPtr& gone : lost) {
@@ -258,7 +259,7 @@ void CountCalls::Make(const SessionPtr& session, const CountRequest& request, co
   const bool asks = request.call == VRAMBROKER_COUNT_CHARGE || request.call == VRAMBROKER_COUNT_WAIT;
   if (asks || request.call == VRAMBROKER_COUNT_UNCHARGE) session->NoteUse(answer.began());
   if (request.call == VRAMBROKER_COUNT_UNCHARGE) {
-    // At any rate: a client must not be left with what it does not have. It owes the call.
+    // Made at any rate: a client must not stay charged for memory already freed. The user owes the call.
     const absl::Status status = broker_.charges().Uncharge(session, request.device, request.bytes);
     if (!admitted.ok()) calls_.Owe(session->caller().user());
     answer.Give(status);
@@ -306,7 +307,7 @@ void CountCalls::Charge(const SessionPtr& session, const CountRequest& request, 
   broker_.charges().Charge(
       session, request.device, request.bytes,
       [&broker = broker_, session, device = request.device, bytes = request.bytes, answer](const absl::Status& status) {
-        // Not by an operator, whose word is final.
+        // Tells the client to retry unless an operator ended the session, which is final.
         const SessionState state = session->state();
         const bool stops =
             absl::IsAborted(status) && (state == SessionState::kActive || state == SessionState::kClosed);

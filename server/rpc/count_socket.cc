@@ -27,8 +27,8 @@ bool SendAnswer(int socket, const CountAnswer& answer) {
   return send(socket, &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(sizeof answer);
 }
 
-// Of a connection: it learns why as the answer to its first call. A call that it has sent already must not be left
-// unread, or the kernel tells it of that first (ECONNRESET).
+// Refuses a connection: the client learns the reason as the answer to its first call. Reads a call sent already, or the
+// kernel would first report the unread call (ECONNRESET).
 void Refuse(const ClientSocket& socket, const absl::Status& status) {
   shutdown(socket.get(), SHUT_RD);
   CountRequest unread;
@@ -76,27 +76,27 @@ class CountSocket::Line {
     is_gone_ = true;
   }
 
-  // What was charged by the last call, if the client has not gone on since. A client that closes its end with the
-  // answer unread has given up.
+  // Charge of the last call, unless the client has continued since. A client that closes its end with the answer unread
+  // has given up.
   struct Grant {
     uint64_t device = 0;
     uint64_t bytes = 0;
   };
-  // Ends the call. False: the client cannot get the answer any more, and the grant is nobody's. Else it is the line's
-  // from the moment on at which the client has the answer.
+  // Ends the call. False: the client can no longer get the answer, and the grant has no owner. Otherwise the line owns
+  // the grant from the moment the client has the answer.
   bool Answer(const CountAnswer& answer, std::optional<Grant> grant = std::nullopt) ABSL_LOCKS_EXCLUDED(mu_) {
     const std::shared_ptr<const UniqueFd> socket = socket_.lock();
     MutexLock lock(mu_);
-    in_call_ = false;  // first: who has the answer may send the next packet
+    in_call_ = false;  // first: a client with the answer may send the next packet
     if (is_gone_ || socket == nullptr || !SendAnswer(socket->get(), answer)) return false;
     grant_ = grant;
     return true;
   }
-  // The end of the connection, as recv() has said it: ECONNRESET tells of an unread answer.
+  // Notes the end of the connection, as reported by recv(): ECONNRESET means an unread answer.
   void SetEnded(ssize_t received, int error) ABSL_LOCKS_EXCLUDED(mu_) {
     if (received == 0 || error != ECONNRESET) ForgetGrant();
   }
-  // The client has read its last answer.
+  // Called when the client has read its last answer.
   void ForgetGrant() { (void)TakeGrant(); }
   std::optional<Grant> TakeGrant() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
@@ -107,9 +107,9 @@ class CountSocket::Line {
   const uint64_t key_;
   const std::weak_ptr<const UniqueFd> socket_;
   std::atomic<bool> in_call_{false};
-  mutable Mutex mu_;  // held for this, and for sending; no other lock is taken
+  mutable Mutex mu_;  // held for these members and for sending; no other lock is taken
   SessionPtr session_ ABSL_GUARDED_BY(mu_);
-  bool is_main_ ABSL_GUARDED_BY(mu_) = false;  // the session goes with it
+  bool is_main_ ABSL_GUARDED_BY(mu_) = false;  // the session ends with the connection
   uint64_t resumes_ ABSL_GUARDED_BY(mu_) = 0;
   bool is_gone_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<Grant> grant_ ABSL_GUARDED_BY(mu_);
@@ -179,7 +179,7 @@ bool CountSocket::ReadPacket(Connection& connection) {
     line.SetEnded(size, errno);
     return false;
   }
-  if (connection.socket.HasUnread() || !line.StartCall()) return false;  // it has to wait for its answers
+  if (connection.socket.HasUnread() || !line.StartCall()) return false;  // clients must wait for their answers
   line.ForgetGrant();
   const bool is_request = size == sizeof(CountRequest) || size == VRAMBROKER_COUNT_NO_DEVICES_REQUEST_BYTES ||
                           size == VRAMBROKER_COUNT_SHORT_REQUEST_BYTES;
@@ -276,7 +276,7 @@ void CountSocket::Drop(int fd) {
 void CountSocket::FindLost(const Caller& caller, int asking) {
   std::vector<int> gone;
   if (const auto greeted = greeted_.find(caller.pid); greeted != greeted_.end()) {
-    absl::erase_if(greeted->second, [this](int fd) {  // those that were refused
+    absl::erase_if(greeted->second, [this](int fd) {  // connections that were refused
       const Line& line = *connections_.at(fd).line;
       return !line.in_call() && line.session() == nullptr;
     });
@@ -290,7 +290,7 @@ void CountSocket::FindLost(const Caller& caller, int asking) {
     }
   }
   for (const int fd : gone) Drop(fd);
-  // Once: a session may go on.
+  // Loses each session at most once: a session may be resumed.
   std::erase_if(lost_, [&](const Lost& lost) {
     if (lost.session->caller().pid != caller.pid) return false;
     Lose(lost);
@@ -300,10 +300,10 @@ void CountSocket::FindLost(const Caller& caller, int asking) {
 
 void CountSocket::Lose(const Lost& lost) {
   const Caller& caller = lost.session->caller();
-  // Of a process that has ended the broker learns by itself.
+  // The broker notices by itself that a process has ended.
   if (HasEnded(*caller.pidfd)) return;
-  // exec() has freed what it had of a GPU: the driver's files are closed by it, and its memory went with the program.
-  // It does not undo what an operator has ended.
+  // exec() has freed the process's GPU memory: exec() closes the driver's files, and the memory went with the program.
+  // A new program does not undo an operator's end of the session.
   const std::optional<ProcessImage> image = ImageOf(caller.pid);
   const bool is_another = image.has_value() && lost.image.has_value() && *image != *lost.image;
   if (is_another && lost.session->state() != SessionState::kEnded) {

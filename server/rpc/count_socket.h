@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CountSocket: serves vram-count.sock, on which programs have their own memory of the driver counted. The protocol is
-// described in proto/README.md.
+// CountSocket: serves vram-count.sock, on which programs have the broker count memory allocated from the driver
+// directly. proto/README.md describes the protocol.
 #ifndef VRAMBROKER_SERVER_RPC_COUNT_SOCKET_H_
 #define VRAMBROKER_SERVER_RPC_COUNT_SOCKET_H_
 
@@ -26,23 +26,24 @@
 
 namespace vrambroker {
 
-// All calls on the loop's thread, or before it runs, but those of claims.
+// Call every method on the loop's thread, or before it runs, except the methods for claims.
 class CountSocket {
  public:
-  // All outlive this object.
+  // All arguments outlive this object.
   CountSocket(EventLoop* loop, ProcessWatch* processes, Broker* broker, const CountCalls* calls)
       : loop_(*loop), processes_(*processes), broker_(*broker), calls_(*calls) {}
 
   absl::Status Serve(const ClientSocket& listener, const DescriptorBudget& budget);
-  // Who connects to this one is in the claim. Until Unlisten(); both from any thread.
+  // Puts callers connecting to `listener` into the claim, until Unlisten(). Both functions may be called from any
+  // thread.
   absl::Status Listen(const ClientSocket& listener, const ClaimOfListener& claim);
   void Unlisten(const ClientSocket& listener) { loop_.Unwatch(listener.get()); }
   void StopAccepting() { loop_.Unwatch(listener_); }
-  // Drops connections that never said what they want, and those of sessions that are closed.
+  // Drops connections that never said hello, and connections of closed sessions.
   void Tick();
 
  private:
-  // What answers that come from other threads need of a connection. Outlives it.
+  // Part of a connection used by answers from other threads. Outlives the Connection.
   class Line;
   struct Connection {
     ClientSocket socket;
@@ -52,7 +53,7 @@ class CountSocket {
     std::shared_ptr<Line> line;
   };
 
-  // A session whose connection has ended, and what its process ran when that began.
+  // A session whose connection has ended, and the program run by its process when the connection began.
   struct Lost {
     SessionPtr session;
     std::optional<ProcessImage> image;
@@ -67,8 +68,8 @@ class CountSocket {
   void Hello(const Connection& connection, const CountRequest& request);
   void Join(const Connection& connection, const CountRequest& request);
   void Drop(int fd);
-  // What the process's main connections that are already gone held is known to be lost. Not of `asking`, which is in
-  // use.
+  // Loses the sessions of the process's main connections that are already closed. Skips connection `asking`, which is
+  // in use.
   void FindLost(const Caller& caller, int asking);
   void Lose(const Lost& lost);
 
@@ -79,11 +80,11 @@ class CountSocket {
   Acceptor acceptor_;
   DescriptorBudget budget_;
   int listener_ = -1;
-  uint64_t last_key_ = 0;  // of a connection, for cancelling what it waits for
+  uint64_t last_key_ = 0;  // of a connection, for cancelling its waiting request
   absl::flat_hash_map<int, Connection> connections_;
   absl::flat_hash_map<UserKey, size_t> of_user_;
-  absl::flat_hash_map<pid_t, absl::flat_hash_set<int>> greeted_;  // the connections that have said HELLO, by process
-  std::vector<Lost> lost_;                                        // perhaps their process has ended, too
+  absl::flat_hash_map<pid_t, absl::flat_hash_set<int>> greeted_;  // connections that have said HELLO, by process
+  std::vector<Lost> lost_;                                        // their processes may have ended, too
 };
 
 }  // namespace vrambroker

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kOfAConnection = 4;            // the client's, two between here and gRPC, and the caller's pidfd
 constexpr size_t kOfADescriptorConnection = 2;  // the connection, and the caller's pidfd
-constexpr size_t kOfAClaim = 4;                 // its sockets, and its maker's pidfd
+constexpr size_t kOfAClaim = 4;                 // the claim's sockets, and its maker's pidfd
 
 }  // namespace
 

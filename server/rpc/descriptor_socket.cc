@@ -24,8 +24,8 @@ namespace {
 
 constexpr std::chrono::seconds kSilenceAllowed(10);
 
-// One packet with descriptors. False: the client does not get it. A client that does not read its answers loses them:
-// the socket never blocks.
+// Sends a packet with descriptors. False: the client does not get the packet. A client that does not read loses its
+// answers: the socket never blocks.
 bool SendPacket(int socket, absl::string_view packet, absl::Span<const int> descriptors) {
   iovec data = {.iov_base = const_cast<char*>(packet.data()), .iov_len = packet.size()};
   msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
@@ -45,7 +45,7 @@ bool SendPacket(int socket, absl::string_view packet, absl::Span<const int> desc
   return false;
 }
 
-// An answer to a ticket, or to what is neither a ticket nor a call.
+// Answers a ticket, or a packet that is neither a ticket nor a call.
 void SendText(int socket, const absl::Status& status, int descriptor = -1) {
   const char code = static_cast<char>(status.code());
   const std::string packet = absl::StrCat(absl::string_view(&code, 1), status.message());
@@ -92,7 +92,7 @@ void DescriptorSocket::Use(int fd, Connection& connection) {
   connection.last_used = std::chrono::steady_clock::now();
   connection.place = places_->Renew(connection.place);
   if (connection.place != 0) return;
-  // A connection that is dropped to make room for another one still gets the answer to its last packet.
+  // A connection dropped to make room still gets the answer to its last packet.
   connection.place =
       places_->Add(absl::StrCat("uid ", connection.caller.uid, " claim ", connection.caller.user().claim), [this, fd] {
         (void)AnswerPacket(connections_.at(fd));
@@ -111,10 +111,10 @@ void DescriptorSocket::OnReadable(int fd) {
 
 bool DescriptorSocket::AnswerPacket(const Connection& connection) {
   const int fd = connection.socket.get();
-  std::array<char, kMaxSegmentCallBytes + 1> packet;  // one byte more, to notice a longer packet
+  std::array<char, kMaxSegmentCallBytes + 1> packet;  // an extra byte, to notice a longer packet
   const ssize_t size = connection.socket.Receive(packet.data(), packet.size());
   if (size <= 0) return size < 0 && errno == EAGAIN;
-  // Descriptors that nobody reads count against what the kernel lets the daemon's user send.
+  // Unread descriptors count against the kernel's limit on descriptors sent by the daemon's user.
   if (connection.socket.HasUnread()) return false;
   if (size == sizeof(FdTicket)) {
     FdTicket ticket;
@@ -143,7 +143,7 @@ void DescriptorSocket::AnswerCall(const Connection& connection, const v1::Segmen
   calls_.Make(connection.caller, call,
               [connected = std::weak_ptr<const UniqueFd>(connection.socket.fd()), in_call = connection.in_call](
                   const v1::CallResult& result, const std::vector<UniqueFd>& descriptors) {
-                in_call->store(false);  // first: who has the answer may send the next packet
+                in_call->store(false);  // first: a client with the answer may send the next packet
                 const std::shared_ptr<const UniqueFd> socket = connected.lock();
                 return socket != nullptr && SendResult(socket->get(), result, descriptors);
               });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DescriptorSocket: hands out file descriptors on vrambroker-fd.sock, because gRPC cannot carry them: for tickets, and
-// with the answers to SegmentCalls. The protocol is described in proto/README.md.
+// DescriptorSocket: hands out file descriptors on vrambroker-fd.sock, because gRPC cannot carry descriptors. Sends
+// descriptors in exchange for tickets, and with the answers to SegmentCalls. proto/README.md describes the protocol.
 #ifndef VRAMBROKER_SERVER_RPC_DESCRIPTOR_SOCKET_H_
 #define VRAMBROKER_SERVER_RPC_DESCRIPTOR_SOCKET_H_
 
@@ -22,25 +22,26 @@
 
 namespace vrambroker {
 
-// All calls on the loop's thread, or before it runs, but those of claims.
+// Call every method on the loop's thread, or before it runs, except the methods for claims.
 class DescriptorSocket {
  public:
-  // All outlive this object.
+  // All arguments outlive this object.
   DescriptorSocket(EventLoop* loop, ProcessWatch* processes, std::vector<SegmentPool*> pools, const SegmentCalls* calls)
       : loop_(*loop), processes_(*processes), pools_(std::move(pools)), calls_(*calls) {}
 
   absl::Status Serve(const ClientSocket& listener);
-  // Who connects to this one is in the claim. Until Unlisten(); both from any thread.
+  // Puts callers connecting to `listener` into the claim, until Unlisten(). Both functions may be called from any
+  // thread.
   absl::Status Listen(const ClientSocket& listener, const ClaimOfListener& claim);
   void Unlisten(const ClientSocket& listener) { loop_.Unwatch(listener.get()); }
   void StopAccepting() { loop_.Unwatch(listener_); }
-  // Shares `budget.descriptor_connections` places between users; before Serve(). One more connection, and the user's
-  // longest silent one is dropped, or that of the user who has most: clients connect again when they need to. So nobody
-  // is shut out, however many users work together.
+  // Shares `budget.descriptor_connections` places among users; call before Serve(). When the places are full, a new
+  // connection replaces the longest silent connection of its user, or of the user with most connections: clients
+  // reconnect on demand. So cooperating users cannot shut anybody out.
   void SetBudget(const DescriptorBudget& budget) {
     places_ = std::make_unique<PeerQueue>(budget.descriptor_connections, budget.descriptor_connections_per_uid);
   }
-  // Drops connections that were silent for a while.
+  // Drops connections that have been silent for a while.
   void Tick();
 
  private:
@@ -49,18 +50,18 @@ class DescriptorSocket {
     Caller caller;
     SteadyTime last_used;
     PeerQueue::EntryId place = 0;
-    // A call is under way. If the connection is dropped meanwhile, its answer cannot be sent, and what it has leased is
-    // given back.
+    // A call is in progress. If the connection is dropped meanwhile, the answer cannot be sent, and the call's leases
+    // are given back.
     std::shared_ptr<std::atomic<bool>> in_call = std::make_shared<std::atomic<bool>>(false);
   };
 
   void AcceptAll(int listener, const ClaimOfListener& claim);
   void OnReadable(int fd);
-  // Answers a packet, if there is one: now, or when its call is done. False: the connection is to be dropped.
+  // Answers a pending packet, now or when its call is done. False: drop the connection.
   bool AnswerPacket(const Connection& connection);
   void AnswerCall(const Connection& connection, const v1::SegmentCall& call);
   void AnswerTicket(const Connection& connection, const FdTicket& ticket);
-  // Notes that the connection is not silent.
+  // Marks the connection as recently used.
   void Use(int fd, Connection& connection);
   void Drop(int fd);
 

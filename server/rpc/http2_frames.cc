@@ -18,10 +18,10 @@ std::string Http2Header(absl::string_view name, absl::string_view value) {
   return header;
 }
 
-// A frame of its own: what the client's headers look like does not matter, nor how long they are.
+// Appends a separate frame, so that the form and length of the client's headers do not matter.
 void Http2Frames::MakeRoom(const Http2Frame& frame) {
   if (added_.empty()) return;
-  if (frame.type == Http2FrameType::kHeaders && frame.stream > last_stream_) {  // a client numbers them upwards
+  if (frame.type == Http2FrameType::kHeaders && frame.stream > last_stream_) {  // clients number streams upwards
     last_stream_ = frame.stream;
     begins_ = true;
   }

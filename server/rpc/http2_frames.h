@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Http2Frames: finds the frames in one direction of an HTTP/2 connection (RFC 9113, section 4.1), in whatever pieces
-// its bytes come, and adds a header to those of each call. It reads frame headers only.
+// Http2Frames: finds the frames in a direction of an HTTP/2 connection (RFC 9113, section 4.1), from bytes in pieces of
+// any size, and adds a header to each call's headers. Reads frame headers only.
 #ifndef VRAMBROKER_SERVER_RPC_HTTP2_FRAMES_H_
 #define VRAMBROKER_SERVER_RPC_HTTP2_FRAMES_H_
 
@@ -17,38 +17,38 @@
 
 namespace vrambroker {
 
-// RFC 9113, section 6. There are others.
+// Frame types used here, from RFC 9113, section 6.
 enum class Http2FrameType : uint8_t { kData = 0, kHeaders = 1, kRstStream = 3, kContinuation = 9 };
 
 struct Http2Frame {
   static constexpr uint8_t kEndStream = 1;   // a flag of kData and kHeaders
   static constexpr uint8_t kEndHeaders = 4;  // a flag of kHeaders and kContinuation
 
-  uint32_t bytes = 0;  // of its payload
+  uint32_t bytes = 0;  // of the frame's payload
   Http2FrameType type{};
   uint8_t flags = 0;
   uint32_t stream = 0;
 };
 
-// A header as bytes of a frame (RFC 7541, section 6.2.3), of which neither side remembers anything. REQUIRES: `name` is
-// in lower case; name and value are shorter than 127 bytes.
+// Returns a header as bytes of a frame (RFC 7541, section 6.2.3), never stored in either side's table. REQUIRES: `name`
+// is in lower case; name and value are shorter than 127 bytes.
 std::string Http2Header(absl::string_view name, absl::string_view value);
 
-// For one thread.
+// For use on a single thread.
 class Http2Frames {
  public:
   enum class From { kClient, kServer };
 
-  // `added`: an Http2Header() for the end of the headers that begin each stream; empty: none.
+  // `added`: an Http2Header() appended to the headers that begin each stream; empty: none.
   explicit Http2Frames(From from, std::string added = "")
       : added_(std::move(added)), preface_left_(from == From::kClient ? kPreface.size() : 0) {}
 
-  // Calls `on_frame` for each frame whose header is complete with `bytes`, until it returns an error, and appends to
-  // `passed` what is to be passed on: a frame's header once it is complete, and the rest as it comes. InvalidArgument:
-  // a client does not begin with HTTP/2's preface. After an error this object is of no use.
+  // Calls `on_frame` for each frame whose header `bytes` completes, until `on_frame` returns an error. Appends to
+  // `passed` the bytes to pass on: a frame's header once complete, and the rest on arrival. InvalidArgument: a client
+  // does not begin with HTTP/2's preface. After an error the object is unusable.
   absl::Status Read(absl::string_view bytes, std::string& passed,
                     absl::FunctionRef<absl::Status(const Http2Frame&)> on_frame);
-  // The preface, if there is one, and a frame's header have come.
+  // The preface, if expected, and a frame's header have arrived.
   bool greeted() const { return greeted_; }
 
  private:
@@ -56,7 +56,7 @@ class Http2Frames {
   static constexpr size_t kHeaderBytes = 9;
   static constexpr size_t kFlagsAt = 4;
 
-  // Makes the frame whose header is in header_ the last but one of its headers, where `added_` is to follow.
+  // Makes the frame whose header is in header_ the last but one of its headers, if `added_` is to follow.
   void MakeRoom(const Http2Frame& frame);
 
   const std::string added_;
@@ -65,9 +65,9 @@ class Http2Frames {
   std::array<uint8_t, kHeaderBytes> header_{};
   size_t header_bytes_ = 0;   // of the next frame's header, so far
   size_t payload_bytes_ = 0;  // of the last frame, still to come
-  uint32_t last_stream_ = 0;  // that has begun
-  bool begins_ = false;       // its headers are not complete
-  std::string after_;         // the last frame
+  uint32_t last_stream_ = 0;  // last stream begun
+  bool begins_ = false;       // the last stream's headers are incomplete
+  std::string after_;         // bytes to send after the last frame
 };
 
 }  // namespace vrambroker

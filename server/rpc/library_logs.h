@@ -4,8 +4,7 @@
 
 namespace vrambroker {
 
-// From now on LogClientEvent() writes what protobuf and gRPC log, mostly of what clients send: they would write every
-// line.
+// Redirects the logs of protobuf and gRPC to LogClientEvent(), which limits the rate: clients cause most of the lines.
 void LimitLibraryLogs();
 
 }  // namespace vrambroker

@@ -39,7 +39,7 @@ absl::Status Relay::Start() {
 }
 
 void Relay::HangUp() {
-  shutdown(client_.fd->get(), SHUT_RDWR);  // which the loop sees
+  shutdown(client_.fd->get(), SHUT_RDWR);  // noticed by the loop
 }
 
 void Relay::Run(Side& side, Step step) {
@@ -50,14 +50,14 @@ void Relay::Run(Side& side, Step step) {
   for (Side* each : {&client_, &server_}) {
     if (status.ok()) status = Watch(*each);
   }
-  // The last thing done: the owner may destroy this object.
+  // Calls OnEnd() last: the owner may destroy this object.
   if (!status.ok() || IsDone()) owner_.OnEnd(status);
 }
 
 absl::Status Relay::OnReady(Side& side) {
   const bool may_read = MayRead(side);
   const bool may_write = !side.pending.empty();
-  if (!may_read && !may_write) {  // watched for nothing, it can only have hung up
+  if (!may_read && !may_write) {  // watched for no events, the side can only have hung up
     side.hung_up = true;
     side.ended = server_.fd == nullptr;
   }
@@ -87,7 +87,7 @@ absl::Status Relay::Carry(Side& from) {
 }
 
 absl::Status Relay::TryOpen(Side& client) {
-  // One that does not wait for an answer is none of gRPC's business.
+  // Hides from gRPC a client that does not wait for an answer.
   if (IsClosed(client.fd->get())) client.ended = true;
   if (client.ended) return absl::OkStatus();
   absl::StatusOr<UniqueFd> server = owner_.OpenServer();
@@ -99,7 +99,7 @@ absl::Status Relay::TryOpen(Side& client) {
 
 bool Relay::MayRead(const Side& from) const {
   if (from.fd == nullptr || from.ended) return false;
-  // What a client says first is kept until it is enough.
+  // Collects a client's first bytes until they are enough.
   return server_.fd == nullptr ? !client_.frames.greeted() : Other(from).pending.empty();
 }
 
@@ -107,7 +107,7 @@ absl::Status Relay::Write(Side& to, absl::string_view bytes) {
   while (!bytes.empty() && !to.ended && to.fd != nullptr) {
     const ssize_t count = send(to.fd->get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (count < 0 && errno == EAGAIN) break;
-    // It has closed the connection: what it sent before is still read, then its end.
+    // The side has closed the connection: bytes it sent before are still read, then its end.
     if (count < 0 && (errno == EPIPE || errno == ECONNRESET)) return absl::OkStatus();
     if (count < 0) return absl::ErrnoToStatus(errno, "cannot pass on what came");
     bytes.remove_prefix(count);

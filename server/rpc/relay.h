@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Relay: carries the bytes of one connection between its client and gRPC, and shows its owner the frames as they go by.
-// gRPC's own transport can neither be asked what a client does, nor be kept from taking it. Each call gets a header
-// that says which connection it has come over.
+// Relay: carries the bytes of a connection between client and gRPC, and shows the frames to its owner. gRPC's own
+// transport can neither report a client's actions, nor be kept from accepting bytes. Adds a header to each call to name
+// its connection.
 #ifndef VRAMBROKER_SERVER_RPC_RELAY_H_
 #define VRAMBROKER_SERVER_RPC_RELAY_H_
 
@@ -21,8 +21,8 @@
 
 namespace vrambroker {
 
-// A side that does not take its bytes holds the other one up: at most kPieceBytes wait here in each direction, and the
-// headers of the calls that begin in them. For the loop's thread.
+// A side that does not read holds up the opposite side: at most kPieceBytes wait here in each direction, plus the added
+// headers of the calls begun by those bytes. For use on the loop's thread.
 class Relay {
  public:
   static constexpr size_t kPieceBytes = 16 << 10;
@@ -30,13 +30,13 @@ class Relay {
   class Owner {
    public:
     virtual ~Owner() = default;
-    // An error ends the relay. gRPC does not get the frame then, nor what came with it.
+    // An error ends the relay. gRPC then gets neither the frame nor the bytes read along with it.
     virtual absl::Status OnClientFrame(const Http2Frame& frame) = 0;
     virtual absl::Status OnServerFrame(const Http2Frame& frame) = 0;
     // The client has spoken: gRPC's end of the connection. Unavailable: not yet, and the owner calls Open() once more.
     virtual absl::StatusOr<UniqueFd> OpenServer() = 0;
-    // The relay's last call. Either a side has closed the connection, and the other one has all that was sent before;
-    // or a call above has failed. The owner may destroy the relay.
+    // Last call of the relay. Either a side has closed the connection, and the opposite side has received all bytes
+    // sent before; or a call above has failed. The owner may destroy the relay.
     virtual void OnEnd(const absl::Status& why) = 0;
   };
 
@@ -48,35 +48,35 @@ class Relay {
 
   absl::Status Start();
   void Open() { Run(client_, &Relay::TryOpen); }
-  // Ends the client's side for every process that has its socket. What was sent before still arrives.
+  // Ends the client's side for every process holding its socket. Bytes sent before still arrive.
   void HangUp();
 
  private:
   struct Side {
     explicit Side(Http2Frames::From from, std::string header = "") : frames(from, std::move(header)) {}
 
-    std::shared_ptr<const UniqueFd> fd;  // null: gRPC's end, which is not there yet
-    Http2Frames frames;                  // that came from here
-    std::string pending;                 // to be written here
+    std::shared_ptr<const UniqueFd> fd;  // null: gRPC's end, not open yet
+    Http2Frames frames;                  // of bytes from this side
+    std::string pending;                 // to be written to this side
     bool watched = false;
-    uint32_t events = 0;   // that are watched for
-    bool hung_up = false;  // the other end was closed while this one was not read: there may be bytes to read
-    bool ended = false;    // nothing comes from here any more, nor is anything written here
+    uint32_t events = 0;   // watched events
+    bool hung_up = false;  // the peer closed while this side was not read: bytes may be left to read
+    bool ended = false;    // no more bytes come from or go to this side
   };
   using Step = absl::Status (Relay::*)(Side&);
 
-  // Calls `step`, does what can be done then, and tells the owner when nothing is left to do.
+  // Calls `step`, does all further work possible now, and calls OnEnd() when the relay is done.
   void Run(Side& side, Step step);
   // Steps. Errors end the relay.
   absl::Status OnReady(Side& side);
   absl::Status TryOpen(Side& client);
-  // Reads a piece and passes it on.
+  // Reads a piece and passes the bytes on.
   absl::Status Carry(Side& from);
 
   bool MayRead(const Side& from) const;
   absl::Status Write(Side& to, absl::string_view bytes);
   bool IsDone() const;
-  // Waits for what can happen next.
+  // Watches for the events possible next.
   absl::Status Watch(Side& side);
   void Unwatch(Side& side);
   Side& Other(const Side& side) { return &side == &client_ ? server_ : client_; }

@@ -26,7 +26,7 @@ struct RpcMeter::Method {
   prometheus::Family<prometheus::Counter>* requests;
   prometheus::Counter* succeeded;
   prometheus::Gauge* in_flight;
-  prometheus::Histogram* seconds;  // nullptr: not of a session stream, which lasts as long as its session
+  prometheus::Histogram* seconds;  // nullptr for a session stream, which lasts as long as its session
 };
 
 void RpcMeter::Call::Done(absl::StatusCode code) const {
@@ -40,7 +40,7 @@ void RpcMeter::Call::Done(absl::StatusCode code) const {
   }
   try {
     method_->requests->Add({{"method", method_->name}, {"code", absl::StatusCodeToString(code)}}).Increment();
-    // Called by destructors: a call that is not counted is better than no daemon.
+    // Called by destructors: an uncounted call is better than a terminated daemon.
   } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch)
   }
 }
@@ -107,7 +107,7 @@ std::vector<prometheus::MetricFamily> RpcMeter::Collect() const {
 
 namespace {
 
-// Of one call. gRPC destroys it when the call is over.
+// Intercepts a single call. gRPC destroys the interceptor when the call is over.
 class RpcInterceptor : public grpc::experimental::Interceptor {
  public:
   RpcInterceptor(RpcMeter::Method* method, const grpc::ServerContextBase* context)
@@ -118,7 +118,7 @@ class RpcInterceptor : public grpc::experimental::Interceptor {
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     using Point = grpc::experimental::InterceptionHookPoints;
-    // The hook point first: others may be under way at the same time.
+    // Checks the hook point first: other hook points may be in progress concurrently.
     if (methods->QueryInterceptionHookPoint(Point::PRE_SEND_STATUS) && !done_) {
       const auto code = static_cast<absl::StatusCode>(methods->GetSendStatus().error_code());
       if (MayBeOfNobody(code)) {
@@ -133,8 +133,8 @@ class RpcInterceptor : public grpc::experimental::Interceptor {
   }
 
  private:
-  // The connection may have vanished before its message was here, for which gRPC has this code, or before its caller
-  // could be looked up. Whether it has is known only when the call is over.
+  // The connection may have vanished before its message arrived, which gRPC reports with this code, or before the
+  // caller was looked up. Whether it vanished is known only when the call is over.
   static bool MayBeOfNobody(absl::StatusCode code) {
     return code == absl::StatusCode::kUnimplemented || code == absl::StatusCode::kUnauthenticated;
   }

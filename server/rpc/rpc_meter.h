@@ -20,12 +20,12 @@
 
 namespace vrambroker {
 
-// Safe to call from any thread. Knows every method of the services Broker and Admin, by its name, and the calls on
-// session streams ("Session.Allocate"). Methods of other services are not counted.
+// Thread-safe. Counts every method of the services Broker and Admin by name, and the calls on session streams
+// ("Session.Allocate"). Does not count methods of other services.
 class RpcMeter : public prometheus::Collectable {
  public:
   struct Method;
-  // A call that was counted as begun. Done() is called once.
+  // A call counted as begun. Call Done() once.
   class Call {
    public:
     void Done(absl::StatusCode code) const;
@@ -39,14 +39,14 @@ class RpcMeter : public prometheus::Collectable {
   RpcMeter();
   ~RpcMeter() override;
 
-  // nullptr when there is no such method.
+  // nullptr when the method does not exist.
   Method* Find(absl::string_view method) const;
   static Call Start(Method* method);
 
   // vrambroker_rpc_...
   std::vector<prometheus::MetricFamily> Collect() const override;
 
-  // For the server's builder: measures every call but session streams, which SessionReactor measures. The meter
+  // For the server's builder: measures every call except session streams, which SessionReactor measures. The meter
   // outlives the server.
   std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> MakeInterceptors() const;
 

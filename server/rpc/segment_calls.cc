@@ -17,7 +17,7 @@ class SegmentCalls::Answer {
  public:
   Answer(RpcMeter::Method* method, Send send) : rpc_(RpcMeter::Start(method)), send_(std::move(send)) {}
 
-  // False: the client cannot get it any more.
+  // False: the client can no longer get the answer.
   bool Give(const v1::CallResult& result, const std::vector<UniqueFd>& descriptors = {}) const {
     const bool sent = send_(result, descriptors);
     rpc_.Done(sent ? static_cast<absl::StatusCode>(result.error().code()) : absl::StatusCode::kCancelled);
@@ -60,7 +60,7 @@ absl::StatusOr<SessionPtr> SegmentCalls::FindSession(const Caller& caller, const
   if (!session.ok()) return session.status();
   const LeasedSession* const leased = (*session)->leased();
   if (leased == nullptr) return absl::FailedPreconditionError("the session is remote: its calls go over gRPC");
-  // The id alone could be that of a session of an earlier run of the daemon.
+  // The id alone could belong to a session of an earlier run of the daemon.
   const ResumeToken& token = leased->resume_token();
   if (call.resume_token() != absl::string_view(reinterpret_cast<const char*>(token.data()), token.size())) {
     return absl::NotFoundError("resume_token: no session of this daemon has this id and this token");
@@ -114,11 +114,11 @@ std::vector<UniqueFd> SegmentCalls::Attach(const Session& session, uint64_t devi
     if (descriptors.size() == kMaxSegmentCallDescriptors) break;
     v1::SegmentHandle& handle = *segment.mutable_handle();
     FdTicket ticket;
-    if (handle.descriptor_ticket().size() != ticket.size()) continue;  // it has another handle
+    if (handle.descriptor_ticket().size() != ticket.size()) continue;  // the segment has another handle
     std::memcpy(ticket.data(), handle.descriptor_ticket().data(), ticket.size());
     absl::StatusOr<UniqueFd> descriptor =
         broker_.pools()[device]->RedeemTicket(ticket, session.caller().pid, session.caller().uid);
-    if (!descriptor.ok()) continue;  // the ticket stands: who exchanges it is told why
+    if (!descriptor.ok()) continue;  // the ticket stays valid: redeeming it reports the reason
     descriptors.push_back(*std::move(descriptor));
     handle.set_descriptor_attached(true);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SegmentCalls: leases and returns that come as packets over the descriptor socket (v1::SegmentCall). Neither gRPC nor
-// the relay has a part in them, and the answer brings the descriptors along.
+// SegmentCalls: leases and returns sent as packets over the descriptor socket (v1::SegmentCall). The calls bypass gRPC
+// and the relay, and the answer carries the descriptors.
 #ifndef VRAMBROKER_SERVER_RPC_SEGMENT_CALLS_H_
 #define VRAMBROKER_SERVER_RPC_SEGMENT_CALLS_H_
 
@@ -23,18 +23,18 @@ namespace vrambroker {
 // Thread-safe. No call blocks.
 class SegmentCalls {
  public:
-  // Sends the answer with its descriptors. False: the client cannot get it any more.
+  // Sends the answer with its descriptors. False: the client can no longer get the answer.
   using Send = std::function<bool(const v1::CallResult& result, const std::vector<UniqueFd>& descriptors)>;
 
-  // All outlive it, and whatever is under way.
+  // All arguments outlive this object and every call in progress.
   SegmentCalls(Broker* broker, const SessionCalls* calls, const RpcMeter* rpcs);
 
-  // `send` is called once, perhaps before this returns, and from any thread. What was leased for a client that cannot
-  // get the answer is given back.
+  // Calls `send` once, perhaps before Make() returns, and from any thread. Gives back a lease whose answer cannot reach
+  // the client.
   void Make(const Caller& caller, const v1::SegmentCall& call, const Send& send) const;
 
  private:
-  // Sends the answer to a call, and meters it.
+  // Sends the answer to a call, and meters the call.
   class Answer;
 
   absl::StatusOr<SessionPtr> FindSession(const Caller& caller, const v1::SegmentCall& call) const;
@@ -42,7 +42,7 @@ class SegmentCalls {
              const Answer& answer) const;
   void Return(const SessionPtr& session, const v1::ReturnSegmentsRequest& request, const Admission& admitted,
               const Answer& answer) const;
-  // Takes the descriptors that the tickets in `leased` stand for.
+  // Redeems the tickets in `leased` for their descriptors.
   std::vector<UniqueFd> Attach(const Session& session, uint64_t device, v1::LeaseSegmentsResponse* leased) const;
 
   Broker& broker_;

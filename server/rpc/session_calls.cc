@@ -23,7 +23,7 @@ void SessionCalls::Owe(const UserKey& user) const {
   rates_.Owe(user, std::chrono::steady_clock::now());
 }
 
-// ---- Calls that get something ----
+// ---- Calls that get memory ----
 
 void SessionCalls::Allocate(const SessionPtr& session, const v1::AllocateRequest& request, uint64_t cancel_key,
                             const Admission& admitted, AllocateDone done) const {
@@ -66,7 +66,7 @@ void SessionCalls::Abandon(const SessionPtr& session, const v1::LeaseSegmentsReq
   (void)broker_.leases().ReturnSegments(session, request.device(), segments);
 }
 
-// ---- Calls that give something back ----
+// ---- Calls that give memory back ----
 
 absl::Status SessionCalls::Free(const SessionPtr& session, const v1::FreeRequest& request,
                                 const Admission& admitted) const {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SessionCalls: what a client calls for its session. A call comes as an RPC of its own (BrokerService), or as a message
-// on the session's stream (SessionReactor). Either way it is made here. Its errors are those of Allocations, Leases and
-// Refusals, and of the conversion of its request.
+// SessionCalls: calls made by a client for its session. A call arrives as an RPC (BrokerService) or as a message on the
+// session's stream (SessionReactor); both make the call here. Errors are the errors of Allocations, Leases and
+// Refusals, and of converting the request.
 #ifndef VRAMBROKER_SERVER_RPC_SESSION_CALLS_H_
 #define VRAMBROKER_SERVER_RPC_SESSION_CALLS_H_
 
@@ -21,7 +21,7 @@
 
 namespace vrambroker {
 
-// Whether a call may be made, and when it came. By itself: one that was counted elsewhere, and that comes now.
+// Whether a call may be made, and its time of arrival. Default: a call counted elsewhere, arriving now.
 struct Admission {
   absl::Status status;
   SteadyTime time = std::chrono::steady_clock::now();
@@ -35,32 +35,32 @@ class SessionCalls {
   using LeaseDone = std::function<void(absl::StatusOr<v1::LeaseSegmentsResponse>)>;
   using ExplainDone = std::function<void(absl::Status)>;
 
-  // Both outlive it.
+  // Both arguments outlive this object.
   SessionCalls(Broker* broker, CallRates* rates) : broker_(*broker), rates_(*rates) {}
 
-  // Counts a call of the user. ResourceExhausted: the user calls too often. What this said is `admitted` for the calls
-  // below.
+  // Counts a call of the user. ResourceExhausted: the user calls too often. The result is the argument `admitted` of
+  // the calls below.
   Admission Admit(const UserKey& user) const;
 
-  // For a call that was made although it was not admitted.
+  // Charges a call that was made without being admitted.
   void Owe(const UserKey& user) const;
 
-  // ---- Calls that get something. `cancel_key` is what a request that waits can be cancelled by. ----
+  // ---- Calls that get memory. `cancel_key` cancels a waiting request. ----
 
-  // A call that is not admitted is not made. Its refusal is the answer.
+  // Refuses a call that is not admitted: the answer is the refusal.
   void Allocate(const SessionPtr& session, const v1::AllocateRequest& request, uint64_t cancel_key,
                 const Admission& admitted, AllocateDone done) const;
   void LeaseSegments(const SessionPtr& session, const v1::LeaseSegmentsRequest& request, uint64_t cancel_key,
                      const Admission& admitted, LeaseDone done) const;
-  // Gives back what such a call got: its caller has gone and will never learn the ids.
+  // Gives back the result of a call whose caller has gone and will never learn the ids.
   void Abandon(const SessionPtr& session, const v1::AllocateResponse& got) const;
   void Abandon(const SessionPtr& session, const v1::LeaseSegmentsRequest& request,
                const v1::LeaseSegmentsResponse& got) const;
 
-  // ---- Calls that give something back ----
+  // ---- Calls that give memory back ----
 
-  // They are made at any rate: a client that calls too often must not be left with what it does not want. When one that
-  // is not admitted gave something back, the user owes it; else the refusal is the answer.
+  // Made at any rate: a client that calls too often must not be stuck with unwanted memory. If a call that was not
+  // admitted gave memory back, the user owes the call; otherwise the answer is the refusal.
   absl::Status Free(const SessionPtr& session, const v1::FreeRequest& request, const Admission& admitted) const;
   absl::Status ReturnSegments(const SessionPtr& session, const v1::ReturnSegmentsRequest& request,
                               const Admission& admitted) const;

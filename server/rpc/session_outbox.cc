@@ -32,7 +32,7 @@ bool SessionOutbox::Open(const std::function<absl::StatusOr<v1::SessionResponse>
     return true;
   }
   Queue(*std::move(message));
-  // This is no reaction of gRPC's: the RPC may be over already.
+  // Runs outside gRPC's reactions: the RPC may be over already.
   if (!finished_) stream_->ReadOn();
   return true;
 }
@@ -43,7 +43,7 @@ void SessionOutbox::Queue(v1::SessionResponse response) {
     outgoing_.push_back(std::move(response));
     return WriteNext();
   }
-  // The client does not read. What is being written may never be done, so the RPC has to be broken.
+  // The client does not read. The write in progress may never finish, so the RPC has to be broken.
   outgoing_.resize(1);
   ending_ = true;
   final_status_ = grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the client does not read its session stream");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SessionOutbox: what goes to the client of a session, in order: answers to its calls, questions, and events.
+// SessionOutbox: sends messages to a session's client, in order: answers to calls, questions, and events.
 #ifndef VRAMBROKER_SERVER_RPC_SESSION_OUTBOX_H_
 #define VRAMBROKER_SERVER_RPC_SESSION_OUTBOX_H_
 
@@ -21,8 +21,8 @@
 
 namespace vrambroker {
 
-// Thread-safe. The session and its calls hold on to it. The stream goes away with its RPC; what is sent after that goes
-// nowhere.
+// Thread-safe. The session and its calls keep the outbox alive. The stream ends with its RPC; later messages are
+// dropped.
 class SessionOutbox : public SessionEvents {
  public:
   // The RPC. Called with the outbox's lock held, and not after Detach().
@@ -32,25 +32,25 @@ class SessionOutbox : public SessionEvents {
     virtual void Write(const v1::SessionResponse& message) = 0;  // OnWritten() follows
     virtual void ReadOn() = 0;
     virtual void FinishWith(const grpc::Status& status) = 0;
-    virtual void Break() = 0;  // what is being written is not waited for
+    virtual void Break() = 0;  // without waiting for the write in progress
   };
 
   explicit SessionOutbox(Stream* stream) : stream_(stream) {}
 
-  // Messages after the end are dropped. Ends a stream whose client does not read.
+  // Drops messages sent after the end. Ends a stream whose client does not read.
   void Send(v1::SessionResponse response) ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends the stream after what is queued.
+  // Ends the stream after the queued messages.
   void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
-  // The session is open, or not: sends what `welcome` returns and reads on, or ends with its error. False: the stream
-  // has gone, and `welcome` is not called.
+  // Called when the session has opened, or failed to open: sends the result of `welcome` and reads on, or ends the
+  // stream with the error of `welcome`. False: the stream has gone, and `welcome` is not called.
   bool Open(const std::function<absl::StatusOr<v1::SessionResponse>()>& welcome) ABSL_LOCKS_EXCLUDED(mu_);
-  // What was written last has been sent, or the stream is broken.
+  // The last message has been sent, or the stream is broken.
   void OnWritten(bool ok) ABSL_LOCKS_EXCLUDED(mu_);
   struct Ending {
-    bool welcomed = false;  // the client has been told of its session
+    bool welcomed = false;  // the client knows of its session
     absl::StatusCode code = absl::StatusCode::kOk;
   };
-  // The stream has gone. Returns how it ended.
+  // Detaches the stream, which has gone. Returns its ending.
   Ending Detach() ABSL_LOCKS_EXCLUDED(mu_);
 
   void Ask(uint64_t question_id, const ClientQuestion& question) override;
@@ -65,7 +65,7 @@ class SessionOutbox : public SessionEvents {
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kStream) ABSL_ACQUIRED_BEFORE(lock_level::kSession){lock_level::kStream};
-  Stream* stream_ ABSL_GUARDED_BY(mu_);  // null when it has gone
+  Stream* stream_ ABSL_GUARDED_BY(mu_);  // null after Detach()
   std::deque<v1::SessionResponse> outgoing_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool ending_ ABSL_GUARDED_BY(mu_) = false;

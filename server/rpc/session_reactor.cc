@@ -24,7 +24,7 @@ namespace {
 constexpr int kMaxIdsInMessage = 4096;
 constexpr int kMaxCarriedInMessage = 1024;
 constexpr int kMaxTooMany = 1000;
-// Errors and warnings repeat parts of it; gRPC breaks connections over statuses of more than 8 KiB.
+// Errors and warnings repeat parts of the text; gRPC breaks connections over statuses of more than 8 KiB.
 constexpr size_t kMaxAllocConf = 4096;
 
 absl::StatusOr<AllocConf> ParseHelloAllocConf(const std::string& text) {
@@ -37,7 +37,7 @@ absl::StatusOr<AllocConf> ParseHelloAllocConf(const std::string& text) {
   return absl::InvalidArgumentError(absl::StrCat("alloc_conf: ", conf.status().message()));
 }
 
-// What concerns every hello, also one that resumes.
+// Checks the fields of every hello, including a resuming hello.
 absl::Status CheckHello(const v1::Hello& hello) {
   if (hello.protocol_version() != kProtocolVersion) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -55,7 +55,7 @@ absl::Status CheckHello(const v1::Hello& hello) {
 
 }  // namespace
 
-// Answers one call on the stream, once, and meters it.
+// Answers a call on the stream, once, and meters the call.
 class SessionReactor::Answer {
  public:
   Answer(std::shared_ptr<SessionOutbox> outbox, uint64_t call_id, RpcMeter::Method* method)
@@ -105,7 +105,7 @@ SessionReactor::SessionReactor(Broker* broker, const SessionCalls* calls, const 
 }
 
 void SessionReactor::OnReadDone(bool ok) {
-  if (!ok) {  // half-closed or broken; without a goodbye neither says that the client's mappings are closed
+  if (!ok) {  // half-closed or broken; without a goodbye neither proves that the client's mappings are closed
     outbox_->End(session_ != nullptr ? absl::OkStatus()
                                      : absl::InvalidArgumentError("message: the stream ended before a readable hello"));
     return;
@@ -126,15 +126,15 @@ void SessionReactor::Handle(const v1::SessionRequest& request) {
   const Admission admitted = calls_.Admit(identity_->user());
   if (admitted.status.ok()) too_many_ = 0;
   if (!HandleCall(request, admitted)) {
-    // Another process of the user may be the one that floods: what an honest client sends unasked, statistics once a
-    // second and answers, is not lost, and does not end its session.
+    // Another process of the user may cause the flood. Keeps the unsolicited messages of an honest client (statistics
+    // once a second and answers) and does not end its session.
     if (!admitted.status.ok() && ++too_many_ > kMaxTooMany) return outbox_->End(admitted.status);
     if (const absl::Status status = HandleMessage(request); !status.ok()) return outbox_->End(status);
   }
   StartRead(&request_);
 }
 
-// Before the session is open.
+// Handles a message before the session is open.
 absl::Status SessionReactor::HandleFirst(const v1::SessionRequest& request) {
   if (resume_list_ != nullptr) {
     if (request.has_resume_more()) return HandleResumeMore(request.resume_more());
@@ -268,7 +268,7 @@ absl::Status SessionReactor::HandleHello(const v1::Hello& hello) {
       *session, FromProto(hello.guarantee()),
       [this, &broker = broker_, outbox = outbox_, session = *session, conf = *conf](const absl::Status& kept) {
         if (!kept.ok()) broker.Close(session, std::string(kept.message()), CloseReason::kNotOpened);
-        // This object may be gone by then; the outbox knows.
+        // May run after this object is gone; the outbox knows.
         if (!outbox->Open([&] { return Opened(kept.ok() ? session : absl::StatusOr<SessionPtr>(kept), conf); })) {
           broker.Close(session, "its stream ended before it was open", CloseReason::kNotOpened);
         }
@@ -285,7 +285,7 @@ absl::Status SessionReactor::HandleResume(const v1::Resume& resume) {
   resumed_ = true;
   resume_list_ = std::make_unique<ResumeList>();
   resume_list_->token = token;
-  if (resume.more()) {  // only its owner may have the daemon keep a part of a list
+  if (resume.more()) {  // only the owner may have the daemon keep a partial list
     const absl::StatusOr<SessionPtr> session = broker_.FindToResume(*identity_, token);
     if (!session.ok()) return session.status();
     absl::StatusOr<UserSlots::Slot> slot = resume_lists_.Take(identity_->user());
@@ -348,7 +348,7 @@ absl::StatusOr<v1::SessionResponse> SessionReactor::Opened(const absl::StatusOr<
     grant->set_guarantee_bytes(account.guarantee_bytes);
   }
   welcome->mutable_warnings()->Add(conf.warnings.begin(), conf.warnings.end());
-  // What it was told since it was opened is no default. Of a remote session, what there was room for.
+  // Reports the default, not the setting changed since opening. A remote session gets the number there was room for.
   welcome->set_record_events(
       static_cast<uint32_t>(session_->leases() ? broker_.options().record_events : session_->recorded_events()));
   if (const LeasedSession* const leased = session_->leased()) {
@@ -395,7 +395,7 @@ absl::Status SessionReactor::HandleCarriedOver(const v1::CarriedOver& message) {
 
 void SessionReactor::HandleAnswer(const v1::Answer& answer) {
   LeasedSession* const leased = session_->leased();
-  if (leased == nullptr) return;  // a remote one is asked nothing
+  if (leased == nullptr) return;  // remote sessions get no questions
   size_t items = static_cast<size_t>(answer.snapshot().events_size());
   items += static_cast<size_t>(answer.snapshot().scopes_size());
   items += static_cast<size_t>(answer.snapshot().segments_size());
@@ -406,7 +406,7 @@ void SessionReactor::HandleAnswer(const v1::Answer& answer) {
   });
 }
 
-// ---- What gRPC and the outbox call ----
+// ---- Calls from gRPC and the outbox ----
 
 void SessionReactor::OnWriteDone(bool ok) {
   outbox_->OnWritten(ok);
@@ -418,11 +418,11 @@ void SessionReactor::OnCancel() {
 
 void SessionReactor::OnDone() {
   const SessionOutbox::Ending ending = outbox_->Detach();
-  // Nobody was told that the caller cannot be identified when it was because the connection had gone.
+  // If the connection was gone, its caller was unidentifiable and did not receive the error.
   const bool of_nobody = !identity_.ok() && context_.IsCancelled();
   call_.Done(of_nobody ? absl::StatusCode::kCancelled : ending.code);
   if (session_ != nullptr && !ending.welcomed && !resumed_) {
-    broker_.Close(session_, "its stream ended before it was open", CloseReason::kNotOpened);  // nobody knows its id
+    broker_.Close(session_, "its stream ended before it was open", CloseReason::kNotOpened);  // no client knows the id
   } else if (session_ != nullptr) {
     broker_.Disconnect(session_);
   }

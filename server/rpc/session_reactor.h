@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SessionReactor: the Broker.Session call of one client. Opens the session, carries its calls and its events, and ends
-// it.
+// SessionReactor: the Broker.Session call of a client. Opens the session, carries calls and events, and ends the
+// session.
 #ifndef VRAMBROKER_SERVER_RPC_SESSION_REACTOR_H_
 #define VRAMBROKER_SERVER_RPC_SESSION_REACTOR_H_
 
@@ -22,15 +22,15 @@
 
 namespace vrambroker {
 
-// The newest version of the session protocol; the only one so far.
+// The newest, and so far only, version of the session protocol.
 inline constexpr uint32_t kProtocolVersion = 1;
 
-// Deletes itself when the call is over. Its reactions never block.
+// Deletes itself when the call is over. Reactions never block.
 class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>,
                        public SessionOutbox::Stream {
  public:
-  // `broker`, `calls` and `rpcs` outlive the gRPC server. When `identity` is an error, the call ends with it. `slot` is
-  // kept until the call is over; `resume_lists`, which outlives it, bounds those that are not whole.
+  // `broker`, `calls` and `rpcs` outlive the gRPC server. An error in `identity` ends the call. Keeps `slot` until the
+  // call is over. `resume_lists` outlives the call, and bounds the number of incomplete lists.
   SessionReactor(Broker* broker, const SessionCalls* calls, const RpcMeter* rpcs, grpc::CallbackServerContext* context,
                  absl::StatusOr<Caller> identity, UserSlots::Slot slot, UserSlots* resume_lists);
 
@@ -47,12 +47,12 @@ class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Se
 
   class Answer;
 
-  // What the client says of the session that it resumes.
+  // The client's description of the session to resume.
   struct ResumeList {
     ResumeToken token{};
     absl::flat_hash_set<SegmentId> held;
-    size_t listed = 0;     // ids, with those that are in the list twice
-    UserSlots::Slot slot;  // while it is not whole
+    size_t listed = 0;     // ids, counting duplicates
+    UserSlots::Slot slot;  // while the list is incomplete
   };
 
   void Handle(const v1::SessionRequest& request);
@@ -60,13 +60,13 @@ class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Se
   absl::Status HandleHello(const v1::Hello& hello);
   absl::Status HandleResume(const v1::Resume& resume);
   absl::Status HandleResumeMore(const v1::ResumeMore& part);
-  // Notes what the client holds, and resumes the session unless `more` follows.
+  // Notes the segments held by the client, and resumes the session unless `more` follows.
   absl::Status ResumeWith(const google::protobuf::RepeatedField<uint64_t>& segment_ids, bool more);
   // The broker has opened or resumed the session, or says why not. Returns the welcome.
   absl::StatusOr<v1::SessionResponse> Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf);
-  // Of an open session. A call is made, metered and answered, a refusal included. False: the message is no call.
+  // For an open session. Makes, meters and answers a call, refusals included. False: the message is not a call.
   bool HandleCall(const v1::SessionRequest& request, const Admission& admitted);
-  // Of an open session: a message that has no answer. An error ends the stream.
+  // For an open session: handles a message without an answer. An error ends the stream.
   absl::Status HandleMessage(const v1::SessionRequest& request);
   absl::Status HandleStats(const v1::HeapStats& stats);
   absl::Status HandleCarriedOver(const v1::CarriedOver& message);
@@ -87,9 +87,9 @@ class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Se
   // session_ while no read runs.
   v1::SessionRequest request_;
   SessionPtr session_;
-  bool resumed_ = false;                     // the session is older than this stream
-  std::unique_ptr<ResumeList> resume_list_;  // while it is not whole
-  int too_many_ = 0;  // messages without an answer, beyond the rate, since the last one within it
+  bool resumed_ = false;                     // the session is older than the stream
+  std::unique_ptr<ResumeList> resume_list_;  // while the list is incomplete
+  int too_many_ = 0;  // messages without an answer beyond the rate, since the last message within the rate
 };
 
 }  // namespace vrambroker

@@ -12,7 +12,7 @@ void End(size_t& open, size_t streams) {
   open -= std::min(open, streams);
 }
 
-// A bucket takes more than it can hold for all that it can hold.
+// A bucket accepts a request beyond its capacity for all of its tokens.
 bool TakeResets(TokenBucket& resets, const StreamGuard::Bounds& bounds, size_t streams, SteadyTime now) {
   const auto tokens = static_cast<double>(streams);
   return resets.Take(now, tokens) && tokens <= bounds.resets;
@@ -28,7 +28,8 @@ absl::StatusOr<StreamEvent> StreamBook::FromClient(const Http2Frame& frame) {
       if (header_bytes_ > kMaxHeaderBytes) {
         return absl::InvalidArgumentError(absl::StrCat("a call's headers take more than ", kMaxHeaderBytes, " bytes"));
       }
-      // gRPC leaves out streams with a server's numbers: with a high one, all others would look as if they had begun.
+      // gRPC ignores streams with even numbers, the server's: a high even number would make all later streams look
+      // begun.
       if (frame.stream % 2 == 0) {
         return absl::InvalidArgumentError(
             absl::StrCat("stream ", frame.stream, ": a client's streams have odd numbers"));
