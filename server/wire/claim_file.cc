@@ -23,15 +23,16 @@ namespace {
 
 using config::v1::SavedClaims;
 
-// More than twice what kMaxClaims of the largest claims take.
+// More than twice the size of kMaxClaims claims of the largest size.
 constexpr size_t kMostBytes = size_t{128} << 20;
 constexpr char kHeader[] =
     "# Claims of vrambrokerd, which replaces this file at each change. Change them with vramctl claim.\n"
     "# state: 0 is active, 1 draining, 2 revoked.\n";
-// A file that was cut off has no such line.
+// Missing from a truncated file.
 constexpr char kFooter[] = "# The end.\n";
 
-// Before a claim's state, a digit, and behind that. So the state of a claim is changed in place: by one byte.
+// Text before a claim's state, a digit; BehindState() returns the text behind. Finding both allows changing the state
+// in place, by a single byte.
 constexpr char kBeforeState[] = "claims {\n  state: ";
 
 std::string BehindState(absl::string_view name) {
@@ -85,7 +86,7 @@ std::string TextOf(const std::vector<Claim>& claims) {
   return text + kFooter;
 }
 
-// A file that no daemon has written. Without its claims the daemon serves, at least.
+// Renames a file not written by any daemon. The daemon then at least serves, without its claims.
 absl::Status PutAside(const std::string& path, const absl::Status& why) {
   const std::string aside = absl::StrCat(path, ".too-large");
   if (rename(path.c_str(), aside.c_str()) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot rename ", path));
@@ -124,7 +125,7 @@ absl::StatusOr<std::vector<Claim>> LoadClaims(const std::string& path) {
   for (const SavedClaims::Claim& from : saved.claims()) {
     if (absl::Status status = CheckClaimName(from.name()); !status.ok()) return unreadable(status.message());
     if (!names.insert(from.name()).second) return unreadable(absl::StrCat("'", from.name(), "' is there twice"));
-    // Nobody's: who owns a claim is always in the file.
+    // No caller: the file always names the owner.
     absl::StatusOr<ClaimTerms> terms = FromProto(from.terms(), /*caller=*/0);
     if (!terms.ok()) return unreadable(absl::StrCat("claim '", from.name(), "': ", terms.status().message()));
     Claim claim{.name = from.name(),
@@ -137,7 +138,7 @@ absl::StatusOr<std::vector<Claim>> LoadClaims(const std::string& path) {
     claim.is_own = from.own();
     claims.push_back(std::move(claim));
   }
-  // An older daemon's, or what a person has written: states are changed in place from now on.
+  // Rewrites a file of an older daemon or an editor: states are changed in place from now on.
   if (const std::string own = TextOf(claims); own != *text) {
     if (absl::Status status = ReplaceFile(path, own, /*outlives_machine=*/true); !status.ok()) {
       LogLine("the file of claims stays as it is").Add("why", status.message()).Write(spdlog::level::warn);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The file in which a daemon keeps its claims: vrambroker.config.v1.SavedClaims, as text.
+// The daemon's file of claims: vrambroker.config.v1.SavedClaims, as text.
 #ifndef VRAMBROKER_SERVER_WIRE_CLAIM_FILE_H_
 #define VRAMBROKER_SERVER_WIRE_CLAIM_FILE_H_
 
@@ -14,16 +14,16 @@
 
 namespace vrambroker {
 
-// None when there is no such file. One that is larger than any that SaveClaims() writes is put aside, as
-// `path`.too-large, which is logged: none then, too. Otherwise FailedPrecondition names the file, and what is wrong
-// with it: a daemon that went on without its claims would let everybody have everything. What an older daemon or a
-// person has written is written anew.
+// Returns no claims when the file is missing. A file larger than any file of SaveClaims() is renamed to
+// `path`.too-large, with a log line, and also gives no claims. Otherwise FailedPrecondition names the file and its
+// fault: a daemon continuing without its claims would let every client have everything. Rewrites a file written by an
+// older daemon or by hand.
 absl::StatusOr<std::vector<Claim>> LoadClaims(const std::string& path);
-// Replaces the file, so that it outlives the machine.
+// Replaces the file durably: the new file survives a crash of the machine.
 absl::Status SaveClaims(const std::string& path, const std::vector<Claim>& claims);
 
-// The same, again and again: what has not changed since the last time is not printed anew, which takes longer than
-// writing it. The ids of claims tell them apart. Not thread-safe.
+// Like SaveClaims(), for repeated saves: reuses the text of unchanged claims, because printing takes longer than
+// writing. Identifies claims by id. Not thread-safe.
 class ClaimSaver {
  public:
   absl::Status Save(const std::string& path, const std::vector<Claim>& claims);
@@ -36,9 +36,8 @@ class ClaimSaver {
   absl::flat_hash_map<ClaimId, Printed> printed_;
 };
 
-// In the file that SaveClaims() has written, the claim's state is what it says now: one byte of it is changed in place,
-// so that a full disk does not keep it from that. Outlives the machine, too. NotFound: the file does not have the
-// claim.
+// Updates the claim's state in a file written by SaveClaims(). Changes a single byte in place, so that a full disk
+// cannot prevent the update. Durable, too. NotFound: the file does not have the claim.
 absl::Status SaveClaimState(const std::string& path, const Claim& claim);
 
 }  // namespace vrambroker

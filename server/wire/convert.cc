@@ -54,7 +54,7 @@ google::protobuf::Timestamp ToProto(std::chrono::system_clock::time_point time) 
       std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch()).count());
 }
 
-// A limit that is absent stays what it is.
+// Leaves `to` unchanged if the limit is absent.
 absl::Status ReadLimit(absl::string_view field, bool is_there, const v1::Limit& from, Limit& to) {
   if (!is_there) return absl::OkStatus();
   const std::optional<Limit> limit = FromProto(from);
@@ -98,7 +98,7 @@ v1::CallResult ErrorResult(const absl::Status& status) {
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   const v1::StatusDetails details = ToProto(status);
-  // The codes of absl::Status and gRPC are the same numbers.
+  // absl::Status and gRPC use the same numbers as codes.
   return {static_cast<grpc::StatusCode>(details.code()), details.message(),
           details.details().empty() ? std::string() : details.SerializeAsString()};
 }
@@ -129,7 +129,7 @@ v1::Device ToProto(const SegmentPool& pool) {
 }
 
 void AddProcesses(const DeviceProcesses& processes, v1::Device& device) {
-  // That a host device does not tell is no fault.
+  // Host devices cannot list processes; the failure is not an error.
   if (!processes.status.ok() && device.kind() == v1::DEVICE_KIND_CUDA) {
     device.set_processes_fault(ToUtf8(processes.status.message()));
   }
@@ -200,7 +200,7 @@ v1::Claim ToProto(const ClaimView& info, const std::string& socket_dir) {
   v1::Claim claim;
   claim.set_name(info.claim.name);
   *claim.mutable_terms() = ToProto(info.claim.terms);
-  if (!info.claim.rule.empty()) claim.mutable_terms()->clear_any_owner();  // it has no sockets
+  if (!info.claim.rule.empty()) claim.mutable_terms()->clear_any_owner();  // the claim has no sockets
   claim.set_state(ToProto(info.claim.state));
   *claim.mutable_created() = ToProto(info.claim.created);
   if (info.claim.rule.empty()) claim.set_socket_dir(ClaimDir(socket_dir, info.claim.name));
@@ -254,7 +254,7 @@ v1::OutOfMemoryEvent ToProto(const OomEvent& event, const RefusalRecordings& rec
   proto.set_session_id(Raw(event.session));
   proto.set_client(event.client);
   proto.set_uid(event.uid);
-  // What was recorded may have made room for what came later; then it is not to be advised.
+  // A recording may have been dropped to make room; the advice must not mention a dropped recording.
   OomReport report = event.report;
   report.is_recorded = report.is_recorded && recordings.Find(report.refusal) != nullptr;
   *proto.mutable_out_of_memory() = ToProto(report);
@@ -379,7 +379,7 @@ PolicySubject FromProto(const v1::ExplainPolicyRequest::User& user) {
 }
 
 absl::StatusOr<SessionRef> FromProto(const v1::SessionRef& ref) {
-  // Longer names would come back in error messages, and break the connection when they are very long.
+  // Error messages would repeat longer names, and very long names would break the connection.
   constexpr size_t kLongestName = 255;
   if (std::max(ref.name().size(), ref.or_name().size()) > kLongestName) {
     return absl::InvalidArgumentError("session.name: longer than any session's name");

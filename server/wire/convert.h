@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Between the broker's C++ types and messages.
+// Converts between the broker's C++ types and messages.
 #ifndef VRAMBROKER_SERVER_WIRE_CONVERT_H_
 #define VRAMBROKER_SERVER_WIRE_CONVERT_H_
 
@@ -21,7 +21,7 @@ namespace vrambroker {
 
 // Code, message, and payloads as details.
 v1::StatusDetails ToProto(const absl::Status& status);
-// The answer to a call that has failed, without a call_id.
+// Result of a failed call, without a call_id.
 v1::CallResult ErrorResult(const absl::Status& status);
 grpc::Status ToGrpc(const absl::Status& status);
 
@@ -29,7 +29,7 @@ grpc::Status ToGrpc(const absl::Status& status);
 grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const absl::Status& status);
 
 v1::Device ToProto(const SegmentPool& pool);
-// Adds to a device which processes use it.
+// Adds the processes using a device.
 void AddProcesses(const DeviceProcesses& processes, v1::Device& device);
 void AddSensors(const GpuSensors& sensors, v1::Device& device);
 v1::Session ToProto(const SessionView& info);
@@ -49,13 +49,13 @@ absl::StatusOr<SessionRef> FromProto(const v1::SessionRef& ref);
 // nullopt when neither bytes nor fraction is set.
 std::optional<Limit> FromProto(const v1::Limit& limit);
 
-// What the messages say; what they may not say is for Claims to find. InvalidArgument: a limit or guarantee that is
-// neither bytes nor a fraction. `caller`: the owner where no other is named.
+// Converts without checking; Claims checks the values. InvalidArgument: a limit or guarantee is neither bytes nor a
+// fraction. `caller`: the default owner.
 absl::StatusOr<ClaimTerms> FromProto(const v1::ClaimTerms& terms, uid_t caller);
 absl::StatusOr<ClaimChange> FromProto(const v1::UpdateClaimRequest& request);
 
-// How far a request may go; `cancel_key` is what it can be cancelled by.
-// Its scope is one of `session`. InvalidArgument: it has more than ScopeTable::kMaxDepth.
+// Options of a request; `cancel_key` can cancel the request. The scope is a scope of `session`. InvalidArgument: the
+// scope is nested deeper than ScopeTable::kMaxDepth.
 absl::StatusOr<RequestOptions> RequestOptionsOf(const v1::AllocateRequest& request, uint64_t cancel_key,
                                                 Session* session);
 RequestOptions RequestOptionsOf(const v1::LeaseSegmentsRequest& request, uint64_t cancel_key);
@@ -64,7 +64,7 @@ RequestOptions RequestOptionsOf(const v1::LeaseSegmentsRequest& request, uint64_
 absl::StatusOr<std::vector<BlockId>> BlockIds(const v1::FreeRequest& request);
 // InvalidArgument unless the request names 1 to 4096 segments.
 absl::StatusOr<std::vector<SegmentId>> SegmentIds(const v1::ReturnSegmentsRequest& request);
-// InvalidArgument for a cause that no refused lease has.
+// InvalidArgument for a cause impossible for a refused lease.
 absl::StatusOr<RefusedRequest> FromProto(const v1::ExplainRequest& request);
 
 }  // namespace vrambroker
