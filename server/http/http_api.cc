@@ -26,7 +26,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kApi[] = "/api/v1/";
 constexpr uint64_t kOomsShown = 20;
-// For the snapshot of one device. ClientQuestions gives up before that.
+// For the snapshot of a single device. ClientQuestions gives up earlier.
 constexpr std::chrono::seconds kSnapshotPatience(8);
 
 HttpResponse JsonAnswer(const Json& json) {
@@ -92,7 +92,7 @@ Json SegmentJson(const MappedSegment& segment) {
   return json;
 }
 
-// As in `vramctl --format=json map`.
+// Same format as `vramctl --format=json map`.
 Json ScopeUseJson(const ScopeUse& use) {
   return {{"scope", use.scope},
           {"allocated_bytes", use.allocated_bytes},
@@ -101,7 +101,7 @@ Json ScopeUseJson(const ScopeUse& use) {
           {"pinned_hole_bytes", use.pinned_hole_bytes}};
 }
 
-// The answer to one question to a client, for a thread that waits for it.
+// Answer to a question to a client, for a waiting thread.
 struct PendingSnapshot {
   Mutex mu;
   CondVar answered;
@@ -115,7 +115,7 @@ absl::StatusOr<HeapSnapshot> WaitForSnapshot(const SessionPtr& session, int devi
     pending->snapshot = std::move(snapshot);
     pending->answered.NotifyAll();
   };
-  // What was recorded may be large, and is for those who have the right to it: vramctl snapshot.
+  // Excludes recorded events: a recording may be large, and vramctl snapshot serves callers with the right to it.
   session->Snapshot(device, receive, /*with_history=*/false);
   const auto deadline = std::chrono::steady_clock::now() + kSnapshotPatience;
   MutexLock lock(pending->mu);
@@ -166,7 +166,7 @@ std::vector<HttpPage> HttpApi::Pages() {
                      .answer = std::move(answer),
                      .cost = cost,
                      .compress = true});
-    // As it was called before the interface had a version.
+    // Path used before the interface had a version.
     if (absl::StartsWith(path, kApi)) {
       pages.push_back(pages.back());
       pages.back().path = absl::StrCat("/api/", absl::StripPrefix(path, kApi));
@@ -215,7 +215,7 @@ HttpResponse HttpApi::State() const {
   for (size_t i = 0; i < view.devices.size(); ++i) {
     const PoolStats& stats = view.devices[i].pool;
     v1::Device device = ToProto(*broker_.pools()[i]);
-    device.set_reserved_bytes(stats.reserved_bytes);  // of the same moment as the sessions
+    device.set_reserved_bytes(stats.reserved_bytes);  // from the same moment as the sessions
     device.set_idle_bytes(stats.idle_bytes);
     device.set_free_bytes(stats.free_bytes);
     device.set_kept_free_bytes(stats.kept_free_bytes());
@@ -377,12 +377,12 @@ HttpResponse HttpApi::Snapshot(const HttpParameters& parameters) {
   if (!session.ok()) return HttpError(session.status());
   std::vector<HeapSnapshot> heaps;
   for (int device = 0; device < static_cast<int>(broker_.pools().size()); ++device) {
-    heaps.emplace_back();  // of a device that is not wanted: an empty heap, so that places are ordinals
+    heaps.emplace_back();  // for an unwanted device: an empty heap, so that indexes are ordinals
     if (*only >= 0 && device != *only) continue;
     absl::StatusOr<HeapSnapshot> heap = WaitForSnapshot(*session, device);
     if (!heap.ok()) return HttpError(heap.status());
     heaps.back() = *std::move(heap);
-    // Each block names its scope in full: with a stack of frames each, a large heap would have gigabytes of them.
+    // Each block names its scope in full: with a stack of frames each, a large heap would carry gigabytes of scopes.
     heaps.back().scopes = WithoutNesting(heaps.back().scopes);
   }
   return {.content_type = "application/json", .body = absl::StrCat(WriteJson(TorchSnapshot(heaps)), "\n")};

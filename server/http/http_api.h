@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HttpApi: what the daemon's HTTP port answers: the web page, its data as JSON, snapshots, metrics and health.
+// HttpApi: pages of the daemon's HTTP port: the web page, its data as JSON, snapshots, metrics and health.
 // server/README.md lists the paths.
 #ifndef VRAMBROKER_SERVER_HTTP_HTTP_API_H_
 #define VRAMBROKER_SERVER_HTTP_HTTP_API_H_
@@ -30,10 +30,10 @@ struct HttpSources {
 // Safe to call from any thread.
 class HttpApi {
  public:
-  // All outlive this object.
+  // All arguments outlive this object.
   HttpApi(Broker* broker, const Timeline* timeline, HttpSources sources);
 
-  // To be called only as long as this object lives.
+  // The pages may be called only while this object lives.
   std::vector<HttpPage> Pages();
 
  private:
@@ -44,7 +44,7 @@ class HttpApi {
   HttpResponse TimelineOfSession(const SessionRef& wanted, int device) const;
   HttpResponse Map(const HttpParameters& parameters);
   HttpResponse Snapshot(const HttpParameters& parameters);
-  // Of the parameter `device`; `otherwise` when there is none. InvalidArgument names the devices.
+  // Returns the parameter `device`; `otherwise` when the parameter is absent. InvalidArgument names the devices.
   absl::StatusOr<int> DeviceOf(const HttpParameters& parameters, int otherwise) const;
 
   Broker& broker_;

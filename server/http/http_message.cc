@@ -16,7 +16,7 @@ namespace http = boost::beast::http;
 
 constexpr size_t kWorthCompressing = 1024;
 
-// On every answer: nothing is to be kept, guessed at, framed or loaded from elsewhere.
+// Sent with every answer: forbids caching, sniffing, framing and loading from other sites.
 constexpr char kHeaders[] =
     "Cache-Control: no-store\r\n"
     "X-Content-Type-Options: nosniff\r\n"
@@ -72,14 +72,15 @@ HttpRequest ToRequest(const http::request<http::empty_body>& head) {
                       .path = ToString(head.target()),
                       .host = header(http::field::host),
                       .accept_encoding = header(http::field::accept_encoding)};
-  // RFC 9112, section 3.2. Who reads another one of them than the daemon does would take its answer for another site's.
+  // RFC 9112, section 3.2. A client or proxy choosing another Host header than the daemon would take the answer for
+  // another site's.
   const size_t hosts = head.count(http::field::host);
   if (hosts > 1) {
     request.fault = absl::StrCat("the request has ", hosts, " Host headers; send one\n");
   } else if (hosts == 0 && head.version() >= 11) {
     request.fault = "the request has no Host header, which HTTP/1.1 needs\n";
   }
-  // "http://localhost:9477/metrics", as for a proxy: its host counts.
+  // A target in proxy form, "http://localhost:9477/metrics": the target's host counts.
   if (absl::StartsWithIgnoreCase(request.path, "http://")) {
     const std::string rest = request.path.substr(7);
     const size_t slash = std::min(rest.find_first_of("/?"), rest.size());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Requests and answers as HTTP/1.1 has them on the wire. For HttpServer.
+// HTTP/1.1 wire format of requests and answers. For HttpServer.
 #ifndef VRAMBROKER_SERVER_HTTP_HTTP_MESSAGE_H_
 #define VRAMBROKER_SERVER_HTTP_HTTP_MESSAGE_H_
 
@@ -15,17 +15,17 @@
 
 namespace vrambroker {
 
-constexpr size_t kMaxHeadBytes = 16 << 10;  // browsers send the cookies of all that runs on localhost
+constexpr size_t kMaxHeadBytes = 16 << 10;  // browsers send the cookies of everything running on localhost
 
 HttpRequest ToRequest(const boost::beast::http::request<boost::beast::http::empty_body>& head);
 
-// The answer to what is no request. None: to nothing at all.
+// Answers an invalid request. nullopt: send no answer.
 std::optional<HttpResponse> AnswerTo(const boost::system::error_code& error);
 HttpResponse TooManyRequests();
 
-// The whole answer as it is sent.
+// Returns the whole answer as sent.
 std::string Serialize(const HttpRequest& request, const HttpResponse& response, bool compress);
-// The same of a page, which is made now.
+// Makes the page, and serializes the answer.
 std::string MakeAnswer(const HttpRequest& request, const HttpPage& page, const HttpParameters& parameters);
 
 }  // namespace vrambroker

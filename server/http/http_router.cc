@@ -38,7 +38,7 @@ std::optional<std::string> Decode(absl::string_view text) {
   return out;
 }
 
-// What came with a request, for a message about it.
+// Quotes a part of a request for an error message.
 std::string Quote(absl::string_view text) {
   return absl::StrCat("'", absl::CHexEscape(text.substr(0, 60)), text.size() > 60 ? "...'" : "'");
 }
@@ -122,7 +122,7 @@ bool AcceptsGzip(absl::string_view accept_encoding) {
 
 std::string Gzip(absl::string_view text) {
   z_stream stream = {};
-  // 15 bits of window, and 16 for gzip's header. Level 1: what is sent is read once, on the same machine as a rule.
+  // 15 bits of window, and 16 for gzip's header. Level 1: the answer is read once, usually on the same machine.
   if (deflateInit2(&stream, 1, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) != Z_OK) return "";
   std::string out(deflateBound(&stream, text.size()), '\0');
   stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
@@ -145,7 +145,7 @@ HttpRouter::HttpRouter(std::vector<HttpPage> pages, bool local_only) : local_onl
 HttpRouter::Match HttpRouter::Find(const HttpRequest& request) const {
   const auto refuse = [](HttpResponse response) { return Match{.refusal = std::move(response)}; };
   if (!request.fault.empty()) return refuse(HttpText(400, request.fault));
-  // HTTP/1.0 has no Host header, and no browser speaks it.
+  // HTTP/1.0 has no Host header, but browsers do not speak HTTP/1.0.
   if (local_only_ && request.host.has_value() && !IsLocalHost(*request.host)) {
     return refuse(HttpText(403,
                            "this port serves only its own machine: use localhost or 127.0.0.1, or set http_address to "

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HttpRouter: which page answers which request, and what every answer carries. Pure: knows no sockets.
+// HttpRouter: finds the page for a request, and the headers common to all answers. Pure: knows no sockets.
 #ifndef VRAMBROKER_SERVER_HTTP_HTTP_ROUTER_H_
 #define VRAMBROKER_SERVER_HTTP_HTTP_ROUTER_H_
 
@@ -23,9 +23,9 @@ using HttpParameters = absl::btree_map<std::string, std::string>;
 struct HttpRequest {
   std::string method;               // "GET"
   std::string path;                 // decoded, without the query: "/api/map"
-  std::string query;                // as it came: "device=0&session=a%20b"
+  std::string query;                // as received: "device=0&session=a%20b"
   std::optional<std::string> host;  // the Host header; none: HTTP/1.0
-  std::string fault = {};           // why it is no request to answer (400); empty: it is one
+  std::string fault = {};           // reason to refuse the request (400); empty: valid
   std::optional<std::string> accept_encoding;
 };
 
@@ -36,13 +36,13 @@ struct HttpResponse {
   std::vector<std::pair<std::string, std::string>> headers = {};
 };
 
-// Costly pages are made a few at a time, and those that may take hundreds of MB one at a time. So they never keep
-// /metrics and /healthz out.
+// Limits concurrent pages: a few costly pages at a time, and a single large page, which may take hundreds of MB. So
+// neither kind can delay /metrics and /healthz.
 enum class PageCost { kCheap, kCostly, kLarge };
 
 struct HttpPage {
   std::string path;
-  std::vector<std::string> parameters;  // that it knows; others are refused
+  std::vector<std::string> parameters;  // known parameters; unknown parameters are refused
   std::function<HttpResponse(const HttpParameters& parameters)> answer;
   PageCost cost = PageCost::kCheap;
   bool compress = false;  // where the asker can read gzip
@@ -50,12 +50,12 @@ struct HttpPage {
 
 class HttpRouter {
  public:
-  // `local_only`: requests whose Host header names another machine are refused. A web site that gives its own name
-  // the address 127.0.0.1 (DNS rebinding) could read everything otherwise.
+  // `local_only`: refuses requests whose Host header names another machine. Otherwise a web site mapping its own name
+  // to 127.0.0.1 (DNS rebinding) could read everything.
   HttpRouter(std::vector<HttpPage> pages, bool local_only);
 
-  // The page that is to answer, with its parameters; or the answer to a request that none can: 400 (a header, a
-  // parameter), 403 (the host), 404 (with all paths), 405.
+  // The page for a request, with its parameters; or the answer to an unanswerable request: 400 (a header, a parameter),
+  // 403 (the host), 404 (with all paths), 405.
   struct Match {
     const HttpPage* page = nullptr;  // null: `refusal` is the answer
     HttpParameters parameters;
@@ -68,7 +68,7 @@ class HttpRouter {
   bool local_only_;
 };
 
-// 4xx or 5xx for an error, with its message as text.
+// Returns 4xx or 5xx for an error, with its message as text.
 HttpResponse HttpError(const absl::Status& status);
 HttpResponse HttpText(int code, const std::string& text);
 

@@ -40,11 +40,11 @@ namespace http = boost::beast::http;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-// Waiting takes no thread, so silent and slow clients get some time. Threads are for pages alone; costly ones never
-// have all of them.
+// Waiting takes no thread, so silent and slow clients get some time. Only pages use threads; costly pages never use all
+// threads.
 constexpr std::chrono::seconds kRequestTimeout(30);  // for a whole request to arrive
 constexpr std::chrono::seconds kSendTimeout(5);      // for the whole answer, and a second for each MiB
-constexpr std::chrono::seconds kCloseTimeout(2);     // for a client to close after its answer
+constexpr std::chrono::seconds kCloseTimeout(2);     // for a client to close after the answer
 constexpr std::chrono::seconds kListenAgain(1);
 constexpr std::chrono::milliseconds kAcceptAgain(100);
 constexpr size_t kCostlyAtATime = 6;
@@ -52,8 +52,8 @@ constexpr size_t kLargeAtATime = 1;
 constexpr size_t kThreads = kCostlyAtATime + kLargeAtATime + 2;
 constexpr size_t kDiscardBytes = 2048;
 constexpr size_t kMaxConnections = 4096;
-// Answers are memory, too. So many pages are made or wait for that. Those that are being sent have so many bytes, of
-// which each counts as a 64th at least, for its connection.
+// Answers are memory, too. kMaxMaking bounds the pages being made or waiting to be made. kMaxSendingBytes bounds the
+// answers being sent; each counts as at least a 64th of the bound, for its connection.
 constexpr size_t kMaxMaking = 128;
 constexpr size_t kMaxSending = 64;
 constexpr size_t kMaxSendingBytes = 256 << 20;
@@ -67,7 +67,7 @@ size_t ChooseMaxConnections(size_t wanted) {
 
 class BeastHttpServer;
 
-// One request and its answer. All but pages runs on the server's thread.
+// A request and its answer. Runs on the server's thread, except pages.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(BeastHttpServer* server, tcp::socket socket);
@@ -83,7 +83,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Make(const HttpRequest& request, const HttpPage* page, HttpParameters parameters);
   void Refuse(const HttpRequest& request, const HttpResponse& response);
   void Send(std::string answer);
-  // Reads until the client closes: closing first could take the answer from it, if it has sent more than it should.
+  // Reads until the client closes: closing first could cost a client that sent too much its answer.
   void Linger();
   void Discard();
   void CountTimeout(const error_code& error, HttpDrop reason) const;
@@ -114,7 +114,7 @@ class BeastHttpServer : public HttpServer {
     io_.stop();
     if (thread_.joinable()) thread_.join();
     pages_.stop();
-    pages_.join();  // pages that are being made still need what they show
+    pages_.join();  // pages being made still need their data
   }
 
   absl::Status Start() {
@@ -147,11 +147,11 @@ class BeastHttpServer : public HttpServer {
   PeerQueue& waiting() { return waiting_; }
   PeerQueue& sending() { return sending_; }
 
-  // An answer that is about to be sent: see kMaxSendingBytes.
+  // Weight of an answer about to be sent: see kMaxSendingBytes.
   size_t WeightOf(const std::string& answer) const { return std::max(weight_of_answer_, answer.size()); }
 
-  // Runs `work` on a thread for pages once it is its turn, and `then` with its result on the server's; or `refuse` on
-  // the server's, when too many do.
+  // Runs `work` on a page thread when its turn comes, and `then` with the result on the server's thread; or `refuse` on
+  // the server's thread, when too many pages wait.
   void Make(const std::string& peer, PageCost cost, std::function<std::string()> work,
             std::function<void(std::string)> then, const std::function<void()>& refuse) {
     if (cost == PageCost::kCheap) {
@@ -161,7 +161,7 @@ class BeastHttpServer : public HttpServer {
     PageTurns& turns = cost == PageCost::kLarge ? large_turns_ : costly_turns_;
     const auto make = [this, &turns, peer, work = std::move(work), then = std::move(then), refuse] {
       const bool taken = MakeNow(peer, work, [&turns, peer, then](std::string answer) {
-        turns.Done(peer);  // sending it takes no turn
+        turns.Done(peer);  // sending takes no turn
         then(std::move(answer));
       });
       if (taken) return;
@@ -222,7 +222,7 @@ class BeastHttpServer : public HttpServer {
     acceptor_.async_accept([this](const error_code& error, tcp::socket socket) {
       if (error == asio::error::operation_aborted) return;
       if (error) {
-        // Out of descriptors, as a rule. Those of silent connections are the first to be given back.
+        // Out of descriptors, usually. Drops a silent connection first to free its descriptor.
         waiting_.DropOne();
         timer_.expires_after(kAcceptAgain);
         timer_.async_wait([this](const error_code& stopped) {
@@ -239,9 +239,9 @@ class BeastHttpServer : public HttpServer {
   const SocketAddress wanted_;
   const HttpServerOptions options_;
   const HttpRouter router_;
-  const size_t max_making_;  // half of it being made, a quarter waiting for each kind of turn
+  const size_t max_making_;  // half may be in the making, a quarter may wait for each kind of turn
   const size_t weight_of_answer_ = kMaxSendingBytes / kMaxSending;
-  // The rest is used on the server's thread, or before it runs.
+  // Members below are used on the server's thread, or before it runs.
   PeerQueue waiting_;  // for a request, or for the client to close
   PeerQueue sending_;
   size_t making_ = 0;
@@ -253,7 +253,7 @@ class BeastHttpServer : public HttpServer {
   tcp::acceptor acceptor_{io_};
   asio::steady_timer timer_{io_};
   asio::thread_pool pages_{kThreads};
-  // They have connections, which go before io_context does.
+  // Destroyed before io_context, because waiting pages hold connections.
   PageTurns costly_turns_{kCostlyAtATime, std::max<size_t>(1, max_making_ / 4)};
   PageTurns large_turns_{kLargeAtATime, std::max<size_t>(1, max_making_ / 4)};
   std::thread thread_;
@@ -264,7 +264,7 @@ Connection::Connection(BeastHttpServer* server, tcp::socket socket)
   ++server_.stats().connections;
   fcntl(stream_.socket().native_handle(), F_SETFD, FD_CLOEXEC);
   parser_.header_limit(kMaxHeadBytes);
-  parser_.body_limit(std::numeric_limits<uint64_t>::max());  // of any length, for it is not read
+  parser_.body_limit(std::numeric_limits<uint64_t>::max());  // of any length, because the body is not read
 }
 
 Connection::~Connection() {
@@ -273,7 +273,7 @@ Connection::~Connection() {
   --server_.stats().connections;
 }
 
-// For a queue, which it leaves before it goes.
+// Returns the callback for a queue; the connection leaves the queue before its destruction.
 std::function<void()> Connection::Dropper() {
   return [this] {
     ++server_.stats().dropped[static_cast<size_t>(HttpDrop::kTooMany)];

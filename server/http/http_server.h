@@ -17,12 +17,12 @@
 
 namespace vrambroker {
 
-// Why the server closed a connection that its client kept.
+// Reason for closing a connection that the client kept open.
 enum class HttpDrop { kTooMany, kSlowRequest, kSlowReader };
 inline constexpr std::array kHttpDrops = {HttpDrop::kTooMany, HttpDrop::kSlowRequest, HttpDrop::kSlowReader};
 const char* HttpDropName(HttpDrop reason);  // "too_many"
 
-// Synchronises itself.
+// Thread-safe.
 struct HttpStats {
   std::atomic<uint64_t> listen_failures{0};
   std::atomic<uint64_t> connections{0};
@@ -30,27 +30,27 @@ struct HttpStats {
 };
 
 struct HttpServerOptions {
-  // Connections at a time, each of which is a descriptor. 0: an eighth of what the process may have, at most 4096.
+  // Connections at a time; each takes a descriptor. 0: an eighth of the process's limit, at most 4096.
   size_t max_connections = 0;
   HttpStats* stats = nullptr;  // outlives the server
-  // Called from its thread once it listens on a port that was taken when it started.
+  // Called on the server's thread once the server listens on a port that was taken at the start.
   std::function<void()> listens = [] {};
 };
 
-// Serves until it is destroyed. One thread waits for all requests and readers, and never for one of them. Pages are
-// called from other threads, several at a time, once a whole request is there.
+// Serves until destroyed. A single thread waits for all requests and readers, and never blocks on any of them. Other
+// threads call the pages, several at a time, once a request is complete.
 class HttpServer {
  public:
-  // `address` is for ParseHttpAddress(); port 0 takes any free one. On a loopback address, only requests to such a host
-  // are answered (HttpRouter). A port that another program has is no error: it is logged, counted, and tried again
-  // every second. Errors name the address and why it cannot be used.
+  // `address` is for ParseHttpAddress(); port 0 takes any free port. On a loopback address, answers only requests to a
+  // loopback host (HttpRouter). A port taken by another program is not an error: the server logs and counts the
+  // failure, and retries every second. Errors name the address and why it cannot be used.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address, std::vector<HttpPage> pages,
                                                            HttpServerOptions options);
   virtual ~HttpServer() = default;
 
-  // Whether it has the port by now.
+  // Whether the server has its port by now.
   virtual bool listening() const = 0;
-  // The address that it listens on, or wants to: "127.0.0.1:9477".
+  // The listening, or wanted, address: "127.0.0.1:9477".
   virtual std::string address() const = 0;
 };
 

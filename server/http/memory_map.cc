@@ -16,11 +16,11 @@ namespace {
 using Heap = std::shared_ptr<const MappedHeap>;
 using Key = std::pair<SessionId, int>;  // and device
 
-// Questions under way to the clients of one user: half of what max_questions_per_uid allows unless it is set, so that
-// looking keeps nobody from reclaiming. The others wait for their turn.
+// Questions in progress to the clients of a user: half of the default of max_questions_per_uid, so that viewing cannot
+// block reclaiming. Further questions wait their turn.
 constexpr size_t kQuestionsPerUid = 8;
 
-// Of a scope's path, or of what a scope has: as of so many blocks, of what is kept for all sessions together.
+// Charge for a scope's path, or for a scope's use, in blocks, against the blocks cached for all sessions together.
 constexpr size_t kBlocksOfScope = 8;
 
 MappedHeap Map(HeapSnapshot snapshot) {
@@ -60,12 +60,12 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
   };
   struct Entry {
     bool pending = false;             // to be asked, or asked and not answered
-    std::optional<SteadyTime> asked;  // when it was last to be
-    SteadyTime taken;                 // when `heap` came
+    std::optional<SteadyTime> asked;  // time of the last question
+    SteadyTime taken;                 // arrival time of `heap`
     Heap heap;                        // null: no answer
     bool too_many = false;
     size_t blocks = 0;
-    size_t may_have = 0;  // blocks, in what it has reserved
+    size_t may_have = 0;  // bound on blocks, from the reserved memory
   };
 
   Shared(Broker* the_broker, MemoryMapOptions the_options) : broker(*the_broker), options(std::move(the_options)) {}
@@ -85,7 +85,7 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
     entry.too_many = false;
   }
 
-  // A client that was asked long before `now` is not waited for again.
+  // Does not wait again for a client asked long before `now`.
   bool IsAnswerOnItsWay(const std::vector<MappedSession>& sessions, int device, SteadyTime now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     for (const MappedSession& session : sessions) {
@@ -96,7 +96,7 @@ struct MemoryMap::Shared : std::enable_shared_from_this<Shared> {
     return false;
   }
 
-  // Asks what is waiting, as many at a time as may be.
+  // Asks waiting questions, as many at a time as allowed.
   void AskClientsOf(const UserKey& uid) ABSL_LOCKS_EXCLUDED(mu) {
     while (true) {
       Question next;
@@ -166,7 +166,7 @@ DeviceMap MemoryMap::Get(int device) {
   {
     MutexLock lock(shared_->mu);
     for (auto it = shared_->entries.begin(); it != shared_->entries.end();) {
-      // By id, as the sessions of the view are.
+      // Sorted by id, like the sessions of the view.
       const bool open = std::binary_search(view.sessions.begin(), view.sessions.end(), it->first.first, ById());
       if (!open) shared_->Forget(it->second);
       it = open ? std::next(it) : shared_->entries.erase(it);
@@ -176,7 +176,7 @@ DeviceMap MemoryMap::Get(int device) {
     if (session.devices[static_cast<size_t>(device)].account.reserved_bytes == 0) continue;
     map.sessions.push_back({.id = session.id, .name = session.name});
     const absl::StatusOr<SessionPtr> found = broker_.sessions().Find(SessionRef(session.id));
-    if (!found.ok()) continue;  // it has just ended
+    if (!found.ok()) continue;  // the session has just ended
     MutexLock lock(shared_->mu);
     Shared::Entry& entry = shared_->entries[{session.id, device}];
     const auto pause = entry.heap != nullptr ? options_.fresh : options_.kept;
@@ -189,7 +189,7 @@ DeviceMap MemoryMap::Get(int device) {
   }
   for (const UserKey& uid : to_ask) shared_->AskClientsOf(uid);
 
-  // By holder and segment: what a client says of others' segments is not believed.
+  // Indexed by holder and segment: a client's claims about other clients' segments are not believed.
   absl::flat_hash_map<std::pair<SessionId, uint64_t>, const SegmentSnapshot*> blocks;
   {
     MutexLock lock(shared_->mu);
@@ -213,7 +213,7 @@ DeviceMap MemoryMap::Get(int device) {
         blocks.emplace(std::pair(session.id, Raw(segment.id)), &segment);
     }
   }
-  // After the answers: a segment that was returned meanwhile is not drawn twice.
+  // Reads the segments after the answers, so that a segment returned meanwhile is not drawn twice.
   for (SegmentView& info : broker_.pools()[static_cast<size_t>(device)]->GetSegments()) {
     const bool may_have_blocks =
         info.state == SegmentView::State::kLeased || info.state == SegmentView::State::kReturning;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MemoryMap: every segment of a device with the blocks in it, for people who look.
+// MemoryMap: every segment of a device with its blocks, for display.
 //
-// Sessions that lease keep their blocks in their clients, which have to be asked. All are asked at once, for a short
-// time; what they answer is remembered, so that ten people who look cost no more than one.
+// Leasing sessions keep their blocks in the clients, which have to be asked. All clients are asked at once, for a short
+// time. The answers are cached, so that ten viewers cost no more than a single viewer.
 #ifndef VRAMBROKER_SERVER_HTTP_MEMORY_MAP_H_
 #define VRAMBROKER_SERVER_HTTP_MEMORY_MAP_H_
 
@@ -25,13 +25,13 @@ struct MappedSession {
   std::string name;
   Answer answer = Answer::kNone;
   std::chrono::milliseconds age{0};  // of the answer
-  std::vector<std::string> scopes;   // ScopePath() of each BlockSnapshot::scope, "" of others; empty: it uses none
+  std::vector<std::string> scopes;   // ScopePath() of each BlockSnapshot::scope, "" of unused scopes; empty: no scopes
   std::vector<ScopeUse>
-      scope_uses;              // LargestScopeUses() of its heap, at most MemoryMap::kMaxScopeUses; empty: as above
-  size_t more_scope_uses = 0;  // COUNT, of those that are not in it
+      scope_uses;              // LargestScopeUses() of the heap, at most MemoryMap::kMaxScopeUses; empty: as above
+  size_t more_scope_uses = 0;  // number of scope uses omitted
 };
 
-// What is kept of a client's answer.
+// The cached part of a client's answer.
 struct MappedHeap {
   std::vector<SegmentSnapshot> segments;
   std::vector<std::string> scopes;   // as MappedSession::scopes
@@ -45,7 +45,7 @@ struct MappedSegment {
 };
 
 struct DeviceMap {
-  std::vector<MappedSession> sessions;  // that hold memory of the device, by id
+  std::vector<MappedSession> sessions;  // sessions holding memory of the device, by id
   std::vector<MappedSegment> segments;  // as SegmentPool::GetSegments()
   std::vector<std::shared_ptr<const MappedHeap>> answers;
 };
@@ -53,8 +53,8 @@ struct DeviceMap {
 struct MemoryMapOptions {
   std::chrono::milliseconds patience{700};  // with all clients together
   std::chrono::milliseconds fresh{1000};    // no client is asked more often
-  std::chrono::milliseconds kept{5000};     // an older answer is none; who gave none is asked again after this
-  size_t max_blocks = 300'000;              // that are kept, of all sessions and devices: about 10 MB
+  std::chrono::milliseconds kept{5000};     // older answers are dropped; asks again after a missing answer
+  size_t max_blocks = 300'000;              // cached, of all sessions and devices: about 10 MB
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
 };
 
@@ -70,7 +70,7 @@ class MemoryMap {
   DeviceMap Get(int device);
 
  private:
-  struct Shared;  // with answers that come later
+  struct Shared;  // with late answers
 
   Broker& broker_;
   const MemoryMapOptions options_;

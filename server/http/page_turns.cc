@@ -27,7 +27,7 @@ void PageTurns::Done(const std::string& name) {
   const auto peer = peers_.find(name);
   --peer->second.being_made;
   --being_made_;
-  // Those who came while its page was made go first.
+  // Peers that arrived while the page was made go first.
   if (!peer->second.waiting.empty()) turns_.splice(turns_.end(), turns_, std::find(turns_.begin(), turns_.end(), name));
   ForgetIfIdle(peer);
   MakeWhatMayBe();
@@ -49,7 +49,7 @@ void PageTurns::MakeWhatMayBe() {
     } else {
       turns_.splice(turns_.end(), turns_, turn);
     }
-    page.make();  // last: it may call Done()
+    page.make();  // last, because make() may call Done()
   }
 }
 

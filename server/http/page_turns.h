@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PageTurns: who may have a costly page made now, and who waits. Peers take turns, however much one of them asks for.
+// PageTurns: decides whose costly page is made now and whose waits. Peers take turns, however many pages a peer
+// requests.
 #ifndef VRAMBROKER_SERVER_HTTP_PAGE_TURNS_H_
 #define VRAMBROKER_SERVER_HTTP_PAGE_TURNS_H_
 
@@ -13,23 +14,23 @@
 
 namespace vrambroker {
 
-// A fixed number of pages are made at a time, at most half of them for one peer. The others wait, and peers take turns.
-// A peer goes to the end of the queue when one of its pages is begun, and when one is made. So a peer that asks for the
-// first time waits for a free place, and then for at most one page of each peer ahead of it. Not thread-safe.
+// Makes a fixed number of pages at a time, at most half of them for a single peer. Further pages wait, and peers take
+// turns. A peer goes to the end of the queue when a page of the peer is begun, and when a page is done. So a new peer
+// waits for a free place, and then for at most one page of each peer ahead. Not thread-safe.
 class PageTurns {
  public:
   struct Page {
-    std::function<void()> make;    // calls Done() once it is made
-    std::function<void()> refuse;  // instead: too many wait
+    std::function<void()> make;    // calls Done() when the page is made
+    std::function<void()> refuse;  // called instead when too many pages wait
   };
 
-  // REQUIRES: neither is 0.
+  // REQUIRES: both arguments are positive.
   PageTurns(size_t at_a_time, size_t max_waiting);
 
-  // Calls one of the two functions, now or later. A peer whose share of the waiting ones, a quarter, is taken is
-  // refused. When too many wait in all, the newest of the peer with most of them is.
+  // Calls either function, now or later. Refuses a peer already waiting with a quarter of max_waiting pages. When too
+  // many pages wait in all, refuses the newest page of the peer with most waiting pages.
   void Add(const std::string& peer, Page page);
-  // A page of the peer is made, so another one may be.
+  // A page of the peer is made, so another page may begin.
   void Done(const std::string& peer);
 
  private:
@@ -40,7 +41,7 @@ class PageTurns {
   using Peers = std::map<std::string, Peer>;
 
   void MakeWhatMayBe();
-  // REQUIRES: the peer has a waiting page. Takes its newest one.
+  // REQUIRES: the peer has a waiting page. Takes the peer's newest waiting page.
   Page TakeNewest(Peers::iterator peer);
   void ForgetIfIdle(Peers::iterator peer);
 
@@ -49,8 +50,8 @@ class PageTurns {
   const size_t max_waiting_;
   size_t being_made_ = 0;
   size_t waiting_ = 0;
-  Peers peers_;                   // that have a page being made or waiting
-  std::list<std::string> turns_;  // the peers that have a page waiting; the first one is next
+  Peers peers_;                   // with a page being made or waiting
+  std::list<std::string> turns_;  // peers with a waiting page; the front is next
 };
 
 }  // namespace vrambroker

@@ -8,13 +8,13 @@
 namespace vrambroker {
 namespace {
 
-// Adds to those that are kept, oldest first, at most `most`.
+// Adds a sample to the kept samples, oldest first, at most `most`.
 template <typename Sample>
 void Append(const Sample& sample, size_t most, std::deque<Sample>& kept) {
-  // Both bounds: a machine that slept, or whose clock was set, has fewer samples in the same time.
+  // Applies both bounds: a machine that slept, or whose clock was set, has fewer samples in the same time.
   while (!kept.empty() && (kept.size() >= most || kept.front().time < sample.time - Timeline::kLength))
     kept.pop_front();
-  // A clock that was set back would draw its line back.
+  // Drops later samples after the clock was set back, to keep the line moving forward.
   while (!kept.empty() && kept.back().time >= sample.time) kept.pop_back();
   kept.push_back(sample);
 }
@@ -61,7 +61,7 @@ void Timeline::AddSessions(const BrokerView& view, std::chrono::system_clock::ti
         continue;
       }
       std::deque<SessionSample>& kept = histories_[key];
-      // The last one stays only when it is a period after the one before. Looks are not exactly on time.
+      // Keeps the newest sample only if a period has passed since the previous sample. Samples are not exactly on time.
       const bool is_full_step =
           kept.size() < 2 || kept.back().time - kept[kept.size() - 2].time > kSessionPeriod - kPeriod / 2;
       if (!is_full_step) kept.pop_back();

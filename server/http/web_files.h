@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The web page: the files of server/http/web/, put into the daemon when it is built (embed.cmake).
+// The web page: the files of server/http/web/, embedded into the daemon at build time (embed.cmake).
 #ifndef VRAMBROKER_SERVER_HTTP_WEB_FILES_H_
 #define VRAMBROKER_SERVER_HTTP_WEB_FILES_H_
 
@@ -11,7 +11,7 @@
 namespace vrambroker {
 
 struct WebFile {
-  absl::string_view path;  // "/style.css"; the page itself is "/"
+  absl::string_view path;  // "/style.css"; the main page is "/"
   absl::string_view content_type;
   absl::string_view content;
 };
