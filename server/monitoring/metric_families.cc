@@ -78,7 +78,7 @@ void MetricFamilies::Add(std::vector<prometheus::MetricFamily> families) {
 void AppendText(const std::vector<prometheus::MetricFamily>& families, std::string& text) {
   StringAppender appender(&text);
   std::ostream out(&appender);
-  out.exceptions(std::ios::badbit);  // memory that runs out is not a page that ends early
+  out.exceptions(std::ios::badbit);  // running out of memory must not truncate the page
   prometheus::TextSerializer().Serialize(out, families);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Metrics of the daemon itself; those of devices and clients: metrics_device.cc, metrics_client.cc.
+// Metrics of the daemon itself; metrics_device.cc and metrics_client.cc have the metrics of devices and clients.
 #include "server/monitoring/metrics.h"
 
 #include <dirent.h>
@@ -25,7 +25,8 @@ using enum prometheus::MetricType;
 void WriteSessionMetrics(const BrokerView& view, MetricFamilies& out) {
   std::array<uint64_t, 3> by_state{};
   for (const SessionView& session : view.sessions) {
-    ++by_state[std::min(static_cast<size_t>(session.state), by_state.size() - 1)];  // one just being closed has ended
+    ++by_state[std::min(static_cast<size_t>(session.state), by_state.size() - 1)];  // a session just being closed has
+                                                                                    // ended
   }
   out.Family("vrambroker_sessions", "Sessions, by state.", Gauge);
   for (size_t state = 0; state < by_state.size(); ++state) {
@@ -40,7 +41,7 @@ void WriteSessionMetrics(const BrokerView& view, MetricFamilies& out) {
   }
 }
 
-// Entries of /proc/self/fd, but for the one that reads it.
+// Counts entries of /proc/self/fd, except the descriptor reading the directory.
 uint64_t OpenFds() {
   const std::unique_ptr<DIR, int (*)(DIR*)> dir(opendir("/proc/self/fd"), closedir);
   uint64_t fds = 0;
@@ -60,7 +61,7 @@ double ProcessStart() {
   return seconds(now) - seconds(since_boot) + static_cast<double>(StartOf(getpid())) / ticks_per_second;
 }
 
-// The names that every Prometheus client library uses.
+// Uses the metric names common to all Prometheus client libraries.
 void WriteProcessMetrics(MetricFamilies& out) {
   timespec cpu = {};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu);
@@ -77,7 +78,7 @@ void WriteProcessMetrics(MetricFamilies& out) {
   getrlimit(RLIMIT_NOFILE, &files);
   out.Single("process_max_fds", "File descriptors that the daemon may have open.", Gauge,
              static_cast<uint64_t>(files.rlim_cur));
-  static const double start = ProcessStart();  // the same in every scrape, whatever happens to the clock
+  static const double start = ProcessStart();  // constant across scrapes, even if the clock changes
   out.Single("process_start_time_seconds", "Unix time at which the daemon started.", Gauge, start);
 }
 
@@ -138,7 +139,7 @@ std::string Metrics::Text() const noexcept {
     AppendText(last.Take(), text);
     return text;
   } catch (const std::exception&) {
-    // Out of memory, most likely; what follows needs next to none.
+    // Out of memory, most likely; the code below needs almost none.
     errors_.Increment();
   }
   try {

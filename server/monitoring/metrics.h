@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon's metrics, made at scrape time from the broker's figures. All of them: deploy/METRICS.md.
+// The daemon's metrics, computed at scrape time from the broker's figures. deploy/METRICS.md lists all metrics.
 #ifndef VRAMBROKER_SERVER_MONITORING_METRICS_H_
 #define VRAMBROKER_SERVER_MONITORING_METRICS_H_
 
@@ -20,10 +20,10 @@
 
 namespace vrambroker {
 
-// What became of the configuration. Synchronises itself.
+// Result of the last reload of the configuration. Thread-safe.
 struct ReloadState {
   std::atomic<bool> last_was_successful{true};
-  std::atomic<int64_t> last_success{std::time(nullptr)};  // unix time; the start is one
+  std::atomic<int64_t> last_success{std::time(nullptr)};  // unix time; the start counts as a success
 };
 
 struct MetricsOptions {
@@ -31,20 +31,20 @@ struct MetricsOptions {
   const prometheus::Collectable* rpcs = nullptr;  // outlives the metrics
   const ReloadState* reload = nullptr;            // outlives the metrics
   const HttpStats* http = nullptr;                // outlives the metrics
-  size_t max_clients = 1000;                      // pairs of client and device that have series of their own
-  size_t max_clients_per_uid = 250;               // of them, of one user
-  size_t max_claims = 1000;                       // that have series of their own
+  size_t max_clients = 1000;                      // pairs of client and device with series of their own
+  size_t max_clients_per_uid = 250;               // part of max_clients for a single user
+  size_t max_claims = 1000;                       // claims with series of their own
 };
 
 class Metrics : public prometheus::Collectable {
  public:
   explicit Metrics(MetricsOptions options) : options_(std::move(options)) {}
 
-  // All but the time that the scrape takes. Thread-safe. Throws when memory runs out.
+  // Returns all metrics but the duration of the scrape. Thread-safe. Throws when memory runs out.
   std::vector<prometheus::MetricFamily> Collect() const override;
 
-  // A scrape: text exposition format 0.0.4. Thread-safe. Never throws; when collecting fails, it is all but empty, and
-  // vrambroker_collect_errors_total says so.
+  // Returns a scrape in text exposition format 0.0.4. Thread-safe. Never throws: when collecting fails, the scrape is
+  // nearly empty, and counts the failure in vrambroker_collect_errors_total.
   std::string Text() const noexcept;
 
  private:
@@ -54,9 +54,9 @@ class Metrics : public prometheus::Collectable {
 
 // The parts of a scrape. For Metrics.
 void WriteDeviceMetrics(const BrokerView& view, MetricFamilies& out);
-// Of claims; so many of them have series of their own.
+// Writes claims; up to `max_claims` claims have series of their own.
 void WriteClaimMetrics(const BrokerView& view, size_t max_claims, MetricFamilies& out);
-// Of clients and tenants. The bounds are those of MetricsOptions.
+// Writes clients and tenants, with the bounds of MetricsOptions.
 void WriteClientMetrics(const BrokerView& view, size_t max_clients, size_t max_clients_per_uid, MetricFamilies& out);
 
 }  // namespace vrambroker

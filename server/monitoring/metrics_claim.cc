@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Metrics of claims: labels claim and gpu. The first `max_claims` by name have series of their own, the others are
-// summed up as claim="_other": who creates claims by the thousand does not fill the monitoring.
+// Metrics of claims: labels claim and gpu. The first `max_claims` by name have series of their own. Further claims are
+// summed up as claim="_other", so that a user creating claims by the thousand cannot flood the monitoring.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ namespace {
 
 using enum prometheus::MetricType;
 
-constexpr char kOtherClaims[] = "_other";  // no claim has such a name
+constexpr char kOtherClaims[] = "_other";  // an invalid name for a claim
 
 struct ClaimRow {
   std::string claim;

@@ -2,11 +2,11 @@
 //
 // Metrics of clients (labels client, gpu, tenant) and of tenants (tenant, gpu).
 //
-// Their number is bounded: `max_clients` pairs of client and device have series of their own, and of them
-// `max_clients_per_uid` for each user, so that no user takes the room of the others. First come the pairs that are in
-// use, by the age of the session, then the others, in so far as there is room. Pairs in use for which there is none are
-// folded into one for each device, client="_other"; counters of those are left out, since a sum over sessions falls
-// when one ends. A session has a client_info if one of its pairs has series of its own.
+// Bounds the series: `max_clients` pairs of client and device have series of their own, at most `max_clients_per_uid`
+// for each user, so that no user takes another user's room. Pairs in use come first, by age of the session, then unused
+// pairs if room is left. Pairs in use without room are folded into a single client="_other" for each device. "_other"
+// has no counters, since a sum over sessions falls when a session ends. A session has a client_info if any of its pairs
+// has series of its own.
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -27,7 +27,7 @@ using enum prometheus::MetricType;
 
 constexpr char kOther[] = "_other";
 
-// A session and a device, or the sum of those that are folded.
+// A session and a device, or the sum of the folded pairs.
 struct Row {
   MetricLabels labels;
   const SessionView* session = nullptr;  // none: folded
@@ -36,7 +36,7 @@ struct Row {
 
   uint64_t reserved() const { return held->account.reserved_bytes; }
   const MemoryStats& stats() const { return held->stats; }
-  // Without what the daemon does not know the blocks of.
+  // Reserved bytes with known blocks.
   uint64_t known() const { return reserved() - held->unknown_bytes; }
   uint64_t cached_free() const { return known() - std::min(known(), stats().active_bytes.all.current); }
 };
@@ -100,7 +100,7 @@ bool IsInUse(const SessionDeviceView& held) {
          held.stats.reserved_bytes.all.peak > 0;
 }
 
-// How much room there is, in all and for each user.
+// Room left, in all and for each user.
 class Room {
  public:
   Room(size_t in_all, size_t per_uid) : left_(in_all), per_uid_(per_uid) {}
@@ -143,7 +143,7 @@ struct Folded {
     to.unknown_bytes += from.unknown_bytes;
     to.stats.Add(from.stats);
     to.fragmentation.bytes_per_second += from.fragmentation.bytes_per_second;
-    // Of the first that is refused.
+    // Time to the earliest refusal.
     if (const auto& seconds = from.fragmentation.seconds_to_refusal) {
       to.fragmentation.seconds_to_refusal = std::min(*seconds, to.fragmentation.seconds_to_refusal.value_or(*seconds));
     }
@@ -157,7 +157,7 @@ MetricLabels LabelsOf(const std::string& client, size_t device, const std::strin
   return MakeLabels({{"client", client}, {"gpu", absl::StrCat(device)}, {"tenant", tenant}});
 }
 
-// The pairs that have series of their own, by session and device; the other ones in use go into `folded`.
+// Returns the pairs with series of their own, by session and device; adds further pairs in use to `folded`.
 std::vector<Row> ChooseRows(const BrokerView& view, Room room, Folded& folded) {
   std::vector<std::pair<size_t, size_t>> pairs;  // session, device
   std::vector<std::pair<size_t, size_t>> unused;
@@ -188,7 +188,7 @@ std::vector<Row> ChooseRows(const BrokerView& view, Room room, Folded& folded) {
   return rows;
 }
 
-// `rows` of a session follow each other.
+// REQUIRES: the rows of a session are adjacent.
 void WriteInfo(const std::vector<Row>& rows, MetricFamilies& out) {
   out.Family("vrambroker_client_info", "Identity of a session; the value is always 1.", Gauge);
   const SessionView* last = nullptr;
@@ -301,7 +301,7 @@ void WriteTenants(const BrokerView& view, size_t max_clients, MetricFamilies& ou
   write("vrambroker_tenant_guarantee_bytes", "Sum of the guarantees of the tenant's sessions.", &Sum::guarantee);
 }
 
-// Of all tenants that the daemon knows, so that counters stay when a session ends.
+// Writes all tenants known to the daemon, so that counters stay when a session ends.
 void WriteTenantRefusals(const BrokerView& view, MetricFamilies& out) {
   const auto for_each = [&](const auto& write) {
     for (const auto& [tenant, counts] : view.refusals) {

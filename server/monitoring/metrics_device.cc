@@ -17,9 +17,9 @@ namespace {
 
 using enum prometheus::MetricType;
 
-// What is exported of a device, beside what its DeviceView says.
-constexpr size_t kMaxProcessNames = 20;  // of processes that nobody counts, with series of their own
+constexpr size_t kMaxProcessNames = 20;  // of uncounted processes, with series of their own
 
+// Exported figures of a device, beyond its DeviceView.
 struct DeviceRow {
   std::string gpu;
   MetricLabels labels;  // of the device alone
@@ -27,8 +27,8 @@ struct DeviceRow {
   uint64_t largest_hole_bytes = 0;  // the largest free block of any session
   FreeSizes free;                   // of the sessions and the daemon's cache
   uint64_t reserved_bytes = 0;
-  uint64_t held_bytes = 0;       // by sessions: without what is cached, left behind, or unknown
-  uint64_t free_held_bytes = 0;  // of these, in no block
+  uint64_t held_bytes = 0;       // by sessions: without cached, left-behind and unknown bytes
+  uint64_t free_held_bytes = 0;  // part of held_bytes outside any block
   std::map<std::string, uint64_t> quarantined_bytes;
   std::chrono::milliseconds quarantine_age{0};
 };
@@ -47,7 +47,7 @@ DeviceRow MakeRow(const BrokerView& view, size_t device) {
     row.free.Add(held.stats.free);
     row.largest_hole_bytes = std::max(row.largest_hole_bytes, held.stats.free.largest_bytes);
     if (session.state == SessionState::kActive) continue;
-    // A session that is just being closed has ended.
+    // A session just being closed has ended.
     const SessionState state = std::min(session.state, SessionState::kEnded);
     row.quarantined_bytes[SessionStateName(state)] += held.account.reserved_bytes;
   }
@@ -59,7 +59,7 @@ DeviceRow MakeRow(const BrokerView& view, size_t device) {
     if (carried.session != kNoSession) continue;
     row.quarantined_bytes[carried.segments > 0 ? "carried_over" : "others"] += carried.bytes;
   }
-  // What sessions count themselves may be older.
+  // The sessions' own counts may be older.
   row.reserved_bytes = std::max(info.pool.reserved_bytes, row.info->stats.active_bytes.all.current);
   row.held_bytes = std::max(info.leased_bytes - info.unknown_bytes, row.info->stats.active_bytes.all.current);
   row.free_held_bytes = row.held_bytes - row.info->stats.active_bytes.all.current;
