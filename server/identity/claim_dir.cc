@@ -27,19 +27,20 @@ namespace vrambroker {
 namespace {
 
 constexpr size_t kMaxClaimName = 63;
-constexpr mode_t kSocketMode = 0666;  // the directory says who reaches them
+constexpr mode_t kSocketMode = 0666;  // the directory controls access
 constexpr char kConnections[] = "vrambroker.sock";
 constexpr char kDescriptors[] = "vrambroker-fd.sock";
 constexpr char kCounts[] = "vram-count.sock";
-constexpr size_t kMostRemoved = 1024;  // files of owners, for one claim
+constexpr size_t kMostRemoved = 1024;  // files of owners, for a single claim
 constexpr size_t kMostRemovedAtStart = 64 << 10;
-constexpr size_t kMostLeftovers = 8;  // of a user
+constexpr size_t kMostLeftovers = 8;  // per user
 
 std::string BaseOf(absl::string_view socket_dir) {
   return absl::StrCat(socket_dir, "/claims");
 }
 
-// The directory of all claims, which only this user can change. Everyone may pass through it, nobody may list it.
+// Opens the directory of all claims, writable only by this user. Everyone may pass through the directory, but not list
+// it.
 absl::StatusOr<UniqueFd> OpenBase(const std::string& socket_dir) {
   const std::string path = BaseOf(socket_dir);
   if (mkdir(path.c_str(), 0711) != 0 && errno != EEXIST) {
@@ -57,7 +58,7 @@ absl::StatusOr<UniqueFd> OpenBase(const std::string& socket_dir) {
   return base;
 }
 
-// A claim's directory, which nobody else can change from now on: its owner may have put anything there.
+// Opens a claim's directory and denies others further changes: the owner may have put anything inside.
 absl::StatusOr<UniqueFd> TakeDir(const UniqueFd& base, const std::string& name, const std::string& path) {
   UniqueFd dir(openat(base.get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!dir.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
@@ -67,7 +68,7 @@ absl::StatusOr<UniqueFd> TakeDir(const UniqueFd& base, const std::string& name, 
   return dir;
 }
 
-// Makes room for the socket. A directory that the owner has put there goes by another name from now on.
+// Makes room for the socket. Renames a directory put in the way by the owner.
 absl::Status ClearWay(const UniqueFd& dir, const char* socket, const std::string& path) {
   constexpr int kMostMoved = 100;
   if (unlinkat(dir.get(), socket, 0) == 0 || errno == ENOENT) return absl::OkStatus();
@@ -87,7 +88,8 @@ absl::Status ClearWay(const UniqueFd& dir, const char* socket, const std::string
 
 absl::StatusOr<ClientSocket> Listen(const UniqueFd& dir, const char* socket, int type, const std::string& path) {
   if (absl::Status status = ClearWay(dir, socket, path); !status.ok()) return status;
-  // By the descriptor: the directory at the path may be another one by now. And that is short enough for any path.
+  // By the descriptor: the path may lead to another directory by now. The descriptor's path is also short enough for a
+  // socket.
   return ListenUnix(absl::StrCat("/proc/self/fd/", dir.get(), "/", socket), type, kSocketMode);
 }
 
@@ -102,7 +104,7 @@ absl::StatusOr<ClaimSockets> ListenIn(const UniqueFd& dir, const std::string& pa
       .connections = *std::move(connections), .descriptors = *std::move(descriptors), .counts = *std::move(counts)};
 }
 
-// Gives the directory a name that is no claim's.
+// Gives the directory a name invalid for a claim.
 absl::StatusOr<std::string> PutAside(const UniqueFd& base, const std::string& name, const std::string& path) {
   constexpr int kMostAside = 10000;
   for (int number = 1; number <= kMostAside; ++number) {
@@ -124,7 +126,7 @@ absl::Status GiveDir(const UniqueFd& dir, const ClaimOwner& owner, const std::st
 
 using Entries = std::unique_ptr<DIR, int (*)(DIR*)>;
 
-// From its first one on; null: they cannot be read.
+// Iterates from the first entry; null: unreadable.
 Entries EntriesOf(const UniqueFd& dir) {
   UniqueFd own(openat(dir.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   Entries entries(own.valid() ? fdopendir(own.get()) : nullptr, closedir);
@@ -132,15 +134,16 @@ Entries EntriesOf(const UniqueFd& dir) {
   return entries;
 }
 
-// Removes what is in directories of claims, as their owner could: what is in directories of others stays, as do mounts.
-// By descriptors, and no link is followed, so that whatever the owner does meanwhile, nothing outside goes.
+// Removes the contents of claim directories, with the owner's permissions: leaves mounts and the contents of other
+// users' directories. Works by descriptors and follows no link, so that nothing outside is removed, whatever the owner
+// does meanwhile.
 class Remover {
  public:
   explicit Remover(size_t most_entries) : left_(most_entries) {}
 
-  // The directory `name` in `base`, and all that is in it. False: something is left.
+  // Removes the directory `name` in `base`, with its contents. False: something is left.
   bool Remove(const UniqueFd& base, const std::string& name, const UniqueFd& dir, uid_t owner) {
-    constexpr int kTries = 3;  // where entries are missed, since others go or come meanwhile
+    constexpr int kTries = 3;  // repeats, since entries may come and go meanwhile
     for (int i = 0; i < kTries; ++i) {
       if (unlinkat(base.get(), name.c_str(), AT_REMOVEDIR) == 0) return true;
       if ((errno != ENOTEMPTY && errno != EEXIST) || !Empty(dir, owner, /*depth=*/0)) return false;
@@ -175,13 +178,13 @@ class Remover {
            unlinkat(parent.get(), name, AT_REMOVEDIR) == 0;
   }
 
-  // Not another file system, nor another mount of this one.
+  // Refuses another file system, and another mount of the same file system.
   static UniqueFd OpenIn(const UniqueFd& parent, const char* name) {
     constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
     open_how how = {.flags = kFlags, .mode = 0, .resolve = RESOLVE_NO_XDEV | RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS};
     UniqueFd dir(static_cast<int>(syscall(SYS_openat2, parent.get(), name, &how, sizeof how)));
     if (dir.valid() || (errno != ENOSYS && errno != EPERM)) return dir;
-    dir = UniqueFd(openat(parent.get(), name, kFlags));  // before Linux 5.6, or in a container that does not know it
+    dir = UniqueFd(openat(parent.get(), name, kFlags));  // before Linux 5.6, or in a container without openat2()
     struct stat inner = {};
     struct stat outer = {};
     const bool is_same = dir.valid() && fstat(dir.get(), &inner) == 0 && fstat(parent.get(), &outer) == 0 &&
@@ -192,7 +195,7 @@ class Remover {
   size_t left_;
 };
 
-// Removes those that were put aside, as far as that is possible. The paths of those that are left, and are `owner`'s.
+// Removes directories put aside, as far as possible. Returns the paths of remaining directories of `owner`.
 std::vector<std::string> RemoveAside(const UniqueFd& base, const std::string& base_path, uid_t owner,
                                      Remover& remover) {
   std::vector<std::string> left;
@@ -204,7 +207,7 @@ std::vector<std::string> RemoveAside(const UniqueFd& base, const std::string& ba
     const UniqueFd dir(openat(base.get(), entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     struct stat found = {};
     if (!dir.valid() || fstat(dir.get(), &found) != 0) continue;
-    // A directory of this process's may have been anybody's: only empty directories are removed from there.
+    // A directory owned by this process may have been anybody's: there, only empty directories are removed.
     const uid_t uid = found.st_uid == geteuid() ? static_cast<uid_t>(-1) : found.st_uid;
     if (!remover.Remove(base, name, dir, uid) && found.st_uid == owner) {
       left.push_back(absl::StrCat(base_path, "/", name));
@@ -213,7 +216,7 @@ std::vector<std::string> RemoveAside(const UniqueFd& base, const std::string& ba
   return left;
 }
 
-// Bounds the directories that a user leaves behind and that cannot be removed.
+// Bounds the number of a user's leftover directories that cannot be removed.
 absl::Status CheckLeftovers(const UniqueFd& base, const std::string& base_path, const ClaimOwner& owner) {
   Remover remover(kMostRemoved);
   const std::vector<std::string> left = RemoveAside(base, base_path, owner.uid.value_or(geteuid()), remover);
@@ -224,7 +227,7 @@ absl::Status CheckLeftovers(const UniqueFd& base, const std::string& base_path, 
                    " in them, or too many files: ", "empty them first (", left.front(), ")"));
 }
 
-// A removed claim's. What cannot be removed is put aside, and its owner's again.
+// Removes a removed claim's directory. A directory that cannot be removed is put aside and returned to its owner.
 absl::Status RemoveDir(const UniqueFd& base, const std::string& name, const std::string& path,
                        const std::optional<ClaimOwner>& known_owner, Remover& remover) {
   const UniqueFd found_dir(openat(base.get(), name.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -238,7 +241,7 @@ absl::Status RemoveDir(const UniqueFd& base, const std::string& name, const std:
   if (remover.Remove(base, name, *dir, owner.uid.value_or(geteuid()))) return absl::OkStatus();
   const absl::StatusOr<std::string> aside = PutAside(base, name, path);
   if (!aside.ok()) return aside.status();
-  // Not the group's: it has no claim any more.
+  // Not for the group: the group has lost its claim.
   if (absl::Status status = GiveDir(*dir, {.uid = owner.uid, .gid = {}}, path); !status.ok()) return status;
   return absl::FailedPreconditionError(absl::StrCat(
       path, " has more than the daemon can remove at once, or directories of others than its owner: it is ", *aside,
@@ -259,7 +262,7 @@ absl::Status CheckClaimName(absl::string_view name) {
   if (!std::all_of(name.begin(), name.end(), is_allowed)) {
     return absl::InvalidArgumentError("name: only letters, digits and . _ - : @ are allowed");
   }
-  // No dot: a directory that is hidden, or the one above. No -: an option. No _: of metrics alone ("_other").
+  // No dot: a hidden directory, or the parent. No -: an option. No _: reserved for metrics ("_other").
   if (absl::StrContains("._-", absl::string_view(name.data(), 1))) {
     return absl::InvalidArgumentError("name: the first character may not be one of . _ -");
   }
@@ -298,7 +301,8 @@ absl::StatusOr<ClaimSockets> ListenClaim(const std::string& socket_dir, const st
   const absl::StatusOr<UniqueFd> dir = TakeDir(*base, name, path);
   if (!dir.ok()) return dir.status();
   absl::StatusOr<ClaimSockets> sockets = ListenIn(*dir, path);
-  absl::Status given = GiveDir(*dir, owner, path);  // also what could not be used: its owner has to mend it
+  absl::Status given = GiveDir(*dir, owner, path);  // even a directory that could not be used: the owner has to repair
+                                                    // it
   if (sockets.ok() && !given.ok()) return given;
   return sockets;
 }

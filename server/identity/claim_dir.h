@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The directories of claims: `claims/NAME` in the socket directory, with sockets of their own. Who connects to these
-// belongs to the claim, whatever its pid namespace: a container is given the directory, and finds the daemon there.
+// The directories of claims: `claims/NAME` in the socket directory, with sockets for each claim. A process connecting
+// to these sockets belongs to the claim, whatever its pid namespace: a container is given the directory, and finds the
+// daemon inside.
 #ifndef VRAMBROKER_SERVER_IDENTITY_CLAIM_DIR_H_
 #define VRAMBROKER_SERVER_IDENTITY_CLAIM_DIR_H_
 
@@ -19,16 +20,16 @@
 
 namespace vrambroker {
 
-// Who may connect to a claim's sockets, beside root and the daemon's user.
+// Users allowed to connect to a claim's sockets, beside root and the daemon's user.
 struct ClaimOwner {
-  std::optional<uid_t> uid;  // none: everyone who can reach the directory
-  std::optional<gid_t> gid;  // members of this group, too
+  std::optional<uid_t> uid;  // none: everyone able to reach the directory
+  std::optional<gid_t> gid;  // also admits members of this group
 
   friend bool operator==(const ClaimOwner&, const ClaimOwner&) = default;
 };
 
-// "train": at most 63 letters, digits and . _ - : @, not beginning with . _ or -. It names a directory.
-// InvalidArgument says what is wrong.
+// Checks a name like "train": at most 63 letters, digits and . _ - : @, not beginning with . _ or -. Used as the name
+// of a directory. InvalidArgument describes the fault.
 absl::Status CheckClaimName(absl::string_view name);
 
 std::string ClaimDir(absl::string_view socket_dir, absl::string_view name);
@@ -42,26 +43,26 @@ struct ClaimSockets {
 };
 
 enum class ClaimDirUse : uint8_t {
-  kNew,   // of a claim that is new: one that is there already is another claim's, and out of the way from now on
-  kKept,  // a claim's since before this start: containers have it
+  kNew,   // of a new claim: an existing directory is another claim's, and is put aside
+  kKept,  // of a claim older than this start of the daemon: containers have the directory
 };
 
-// Makes the directory if it is missing, and listens there. It is the owner's, with mode 0700, or 0750 with a group,
-// where this process may give it away. Else it stays this process's, and everyone may enter: who may connect is for the
-// caller to check in any case. Whatever an owner has done in the directory: nothing outside of it is touched, and what
-// is in the way of the sockets is removed, or gets another name. ResourceExhausted: the owner of a new claim has to
-// empty directories of earlier ones first. REQUIRES: the socket directory is locked, both checks say yes. One call at a
-// time.
+// Makes the directory if missing, and listens inside. The directory becomes the owner's, with mode 0700, or 0750 with a
+// group, if this process may change owners. Otherwise this process keeps the directory and everyone may enter: the
+// caller must check each client in any case. Withstands anything done by the owner in the directory: touches nothing
+// outside, and removes or renames obstacles to the sockets. ResourceExhausted: the owner of a new claim must first
+// empty the directories of earlier claims. REQUIRES: the socket directory is locked; both checks succeed; calls are
+// serialized.
 absl::StatusOr<ClaimSockets> ListenClaim(const std::string& socket_dir, const std::string& name,
                                          const ClaimOwner& owner, ClaimDirUse use);
 
-// Removes the directory, and all that its owner has put there. Some may be left, of which there is too much to be
-// removed at once, or which is in directories of others. Then the directory is the owner's by another name, which
-// FailedPrecondition tells, and ListenClaim() removes more of it when there is a new claim. A container that still has
-// it is not in a later claim of the name. REQUIRES: as ListenClaim().
+// Removes the directory and the owner's files inside. Some files may be left: too many to remove at once, or files in
+// directories of other users. The directory is then returned to its owner under a new name, given by
+// FailedPrecondition, and ListenClaim() continues the removal at the next new claim. A container still holding the
+// directory does not enter a later claim of the name. REQUIRES: as ListenClaim().
 absl::Status RemoveClaimDir(const std::string& socket_dir, const std::string& name, const ClaimOwner& owner);
 
-// The same for all but those of `names`: what a daemon that was killed has left.
+// Removes all claim directories not in `names`: leftovers of a killed daemon.
 void RemoveOtherClaimDirs(const std::string& socket_dir, const absl::flat_hash_set<std::string>& names);
 
 }  // namespace vrambroker

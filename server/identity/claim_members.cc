@@ -37,7 +37,7 @@ ClaimMembers::ByProcess ClaimMembers::TakeOver() {
   MutexLock lock(mu_);
   if (const absl::StatusOr<std::string> text = ReadOwnFile(path_, kMostMemberBytes); text.ok()) {
     std::vector<absl::string_view> lines = absl::StrSplit(*text, '\n');
-    lines.pop_back();  // what has no end of line is half written
+    lines.pop_back();  // text without an end of line is half written
     for (const absl::string_view line : lines) {
       const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
       ProcessId process;
@@ -65,7 +65,7 @@ void ClaimMembers::NoteUnlessKnown(const ProcessId& process, absl::string_view c
 }
 
 void ClaimMembers::NoteLocked(const ProcessId& process, absl::string_view claim) {
-  if (process.started == 0) return;  // nobody could tell it from the next one of its number
+  if (process.started == 0) return;  // indistinguishable from a later process with the pid
   std::string& noted = members_[process];
   if (noted == claim) return;
   noted = std::string(claim);
@@ -77,7 +77,7 @@ void ClaimMembers::NoteLocked(const ProcessId& process, absl::string_view claim)
     ++lines_;
     if (write(file_.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
       status = absl::ErrnoToStatus(errno, absl::StrCat("cannot write ", path_));
-      file_.Reset();  // a half line: all of it anew, the next time
+      file_.Reset();  // half a line was written: rewrite the whole file next time
     }
   }
   if (status.ok() || std::exchange(has_warned_, true)) return;
@@ -98,7 +98,7 @@ absl::Status ClaimMembers::Rewrite() {
   for (const auto& [process, claim] : members_) absl::StrAppend(&text, Line(process, claim));
   lines_ = members_.size();
   most_lines_ = std::max(kFewLines, 2 * lines_);
-  // What is lost with the machine is of no use after that.
+  // Needs no durability: a new boot ends all members anyway.
   if (absl::Status status = ReplaceFile(path_, text, /*outlives_machine=*/false); !status.ok()) return status;
   file_ = UniqueFd(open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW));
   if (!file_.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path_));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ClaimMembers: which processes are in which claim, in a file of the socket directory. The next daemon, after one that
-// was killed, charges what these processes hold to their claims before they have connected to it: nobody else in the
-// claim gets the room that they take.
+// ClaimMembers: records the claim of each process in a file of the socket directory. After a daemon was killed, the
+// next daemon charges the memory of recorded processes to their claims before the processes reconnect. So no other
+// member of the claim gets their room.
 #ifndef VRAMBROKER_SERVER_IDENTITY_CLAIM_MEMBERS_H_
 #define VRAMBROKER_SERVER_IDENTITY_CLAIM_MEMBERS_H_
 
@@ -26,20 +26,20 @@ class ClaimMembers {
 
   explicit ClaimMembers(std::string path) : path_(std::move(path)) {}
 
-  // Those that the last daemon has noted, and that run still. None where the file cannot be read, or others could have
-  // written it. From then on they are noted as those of this daemon.
+  // Returns the processes recorded by the last daemon and still running. Returns none when the file is unreadable, or
+  // writable by other users. The returned processes then count as recorded by this daemon.
   ByProcess TakeOver() ABSL_LOCKS_EXCLUDED(mu_);
-  // The process is in the claim. When the file cannot be written that is logged, once, and has no other effect.
+  // Records the process as a member of the claim. A failure to write the file is logged, once, and otherwise ignored.
   void Note(const ProcessId& process, absl::string_view claim) ABSL_LOCKS_EXCLUDED(mu_);
-  // The same, unless it is noted to be in another one.
+  // Like Note(), unless the process is recorded in another claim.
   void NoteUnlessKnown(const ProcessId& process, absl::string_view claim) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Nobody is in a claim of this name any more: the next one is another.
+  // Removes all members of the claim: a later claim of this name is a different claim.
   void Forget(absl::string_view claim) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   void NoteLocked(const ProcessId& process, absl::string_view claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The file has `members_`, without those that have ended.
+  // Writes `members_` to the file, without ended processes.
   absl::Status Rewrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::string path_;

@@ -32,8 +32,8 @@ bool MayBringDescriptors(int socket) {
   return getsockopt(socket, SOL_SOCKET, SO_PASSRIGHTS, &passed, &size) != 0 || passed != 0;
 }
 
-// What could be received now, with MSG_CTRUNC in `flags` if something comes with it: there is no room for that. It
-// stays in the queue.
+// Reads the next data without removing it from the queue. Sets MSG_CTRUNC in `flags` if ancillary data comes along,
+// because the call has no room for ancillary data.
 ssize_t Peek(int socket, void* buffer, size_t bytes, int* flags) {
   iovec data = {.iov_base = buffer, .iov_len = bytes};
   msghdr message = {};
@@ -44,7 +44,7 @@ ssize_t Peek(int socket, void* buffer, size_t bytes, int* flags) {
   return count;
 }
 
-// As recv(), but takes no descriptor out of the queue.
+// Like recv(), but takes no descriptor out of the queue.
 ssize_t ReceiveBytesOnly(int socket, void* buffer, size_t bytes) {
   int flags = 0;
   const ssize_t count = Peek(socket, buffer, bytes, &flags);
@@ -58,11 +58,11 @@ ssize_t ReceiveBytesOnly(int socket, void* buffer, size_t bytes) {
     errno = EAGAIN;
     return -1;
   }
-  // Not more than was looked at: what comes behind it may be different.
+  // Reads no more than was peeked at: later data may carry descriptors.
   return recv(socket, buffer, count, MSG_DONTWAIT);
 }
 
-// Lets nothing more come, and drops bytes that have. True: nothing is left that may take long to close.
+// Stops the input, and drops the bytes received. True: nothing is left that may take long to close.
 bool DropBytes(int socket) {
   shutdown(socket, SHUT_RDWR);
   int type = 0;
@@ -70,33 +70,33 @@ bool DropBytes(int socket) {
   if (getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &size) != 0) return false;
   std::array<char, 4096> dropped;
   if (type != SOCK_STREAM) {
-    // An empty packet looks like the end, but for the sender's credentials, which come with every packet.
+    // An empty packet looks like the end, except for the sender's credentials, which come with every packet.
     const int on = 1;
     setsockopt(socket, SOL_SOCKET, SO_PASSCRED, &on, sizeof on);
     int flags = 0;
     return Peek(socket, dropped.data(), dropped.size(), &flags) == 0 && (flags & MSG_CTRUNC) == 0;
   }
   ssize_t count = 1;
-  // The first call may tell of bytes that the other end has not read.
+  // The first call may report ECONNRESET, for bytes not read by the peer.
   while (count > 0 || (count < 0 && errno == ECONNRESET)) {
     count = ReceiveBytesOnly(socket, dropped.data(), dropped.size());
   }
   return count == 0;
 }
 
-// Has a thread with a descriptor table of its own take the descriptor, and exit, which closes it. One at a time: no
-// other such thread is to have a copy, and close it before it exits.
+// Hands the descriptor to a thread with a separate descriptor table; the thread's exit closes the descriptor.
+// Serialized: a second such thread must not get a copy, and close the copy before exiting.
 void CloseByAThread(UniqueFd fd) {
   static Mutex mu;
   MutexLock lock(mu);
   std::latch copied(1);
   std::latch closed(1);
   const auto take = [&copied, &closed, number = static_cast<unsigned>(fd.get())] {
-    // Copies of the other descriptors would keep their connections open.
+    // Copies of further descriptors would keep their connections open.
     if (syscall(SYS_close_range, number + 1, ~0U, CLOSE_RANGE_UNSHARE) == 0) {
       if (number > 0) syscall(SYS_close_range, 0, number - 1, 0);
     } else {
-      unshare(CLONE_FILES);  // before Linux 5.9; where that is forbidden, the descriptor is closed below
+      unshare(CLONE_FILES);  // before Linux 5.9; where forbidden, fd.Reset() below closes the descriptor
     }
     copied.count_down();
     closed.wait();
@@ -105,12 +105,12 @@ void CloseByAThread(UniqueFd fd) {
   try {
     thread = std::thread(take);
   } catch (const std::exception&) {
-    return;  // no more threads: closed here, however long that takes
+    return;  // no more threads: closes here, however long closing takes
   }
   copied.wait();
   fd.Reset();
   closed.count_down();
-  thread.join();  // returns before the kernel closes what the thread had
+  thread.join();  // returns before the kernel closes the thread's descriptors
 }
 
 void Close(UniqueFd socket) {

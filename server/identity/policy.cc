@@ -9,7 +9,7 @@
 namespace vrambroker {
 namespace {
 
-// Why a rule matches, and why not: for people. Null where nobody asks.
+// Reasons why a rule matches or not, for display. Null when not wanted.
 struct Reasons {
   std::vector<std::string> fits;
   std::vector<std::string> misfits;
@@ -65,8 +65,8 @@ uint64_t LimitBytes(const Limit& limit, uint64_t capacity_bytes) {
 }
 
 bool GlobMatches(absl::string_view pattern, absl::string_view text) {
-  // After the last * seen: what follows it in the pattern, and where the text was then. Only that * needs to try again,
-  // so that the time is at most the product of the lengths.
+  // Positions after the last * seen, in the pattern and in the text. Only the last * needs another try, so that the
+  // time is at most the product of the lengths.
   size_t p = 0, t = 0;
   size_t star = absl::string_view::npos, star_text = 0;
   while (t < text.size()) {

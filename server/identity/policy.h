@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Policy: who gets what. Rules by user, group, control group and session name; the first one that matches counts.
+// Policy: assigns terms to sessions. Rules by user, group, control group and session name; the first matching rule
+// counts.
 #ifndef VRAMBROKER_SERVER_IDENTITY_POLICY_H_
 #define VRAMBROKER_SERVER_IDENTITY_POLICY_H_
 
@@ -24,17 +25,17 @@ namespace vrambroker {
 // A bound in bytes, or a fraction of a device's capacity.
 using Limit = std::variant<uint64_t, double>;
 
-// Bytes that `limit` comes to on a device: floor(fraction * capacity), or the bytes, at most the capacity.
-// REQUIRES: a fraction is within [0, 1].
+// Bytes of `limit` on a device: floor(fraction * capacity), or the bytes, at most the capacity. REQUIRES: a fraction is
+// within [0, 1].
 uint64_t LimitBytes(const Limit& limit, uint64_t capacity_bytes);
 
-// True when `pattern` fits all of `text`: * stands for any characters, ? for one.
+// Whether `pattern` matches all of `text`: * stands for any characters, ? for a single character.
 bool GlobMatches(absl::string_view pattern, absl::string_view text);
 
 struct Rights {
   bool client = true;    // may open sessions
   bool observer = true;  // may list and read the sessions of all users
-  bool admin = false;    // may do everything; REQUIRES: the others are set, too
+  bool admin = false;    // may do everything; REQUIRES: client and observer are set, too
 
   friend bool operator==(const Rights& a, const Rights& b) {
     return a.client == b.client && a.observer == b.observer && a.admin == b.admin;
@@ -42,47 +43,47 @@ struct Rights {
 };
 inline constexpr Rights kEveryRight = {.client = true, .observer = true, .admin = true};
 
-// The longest that a request may ever wait.
+// Upper bound on a request's wait.
 inline constexpr std::chrono::milliseconds kMaxWait = std::chrono::hours(1);
 
 inline constexpr int kMaxPriority = 1000;
 
-// What a session gets by the policy.
+// Terms of a session by the policy.
 struct SessionTerms {
-  std::string rule;               // its label; empty: no rule matched
-  Limit limit = 1.0;              // the most that it may have when it opens
-  Limit guarantee = uint64_t{0};  // kept free for it; at most the limit that it got
+  std::string rule;               // the rule's label; empty: no rule matched
+  Limit limit = 1.0;              // the session's bound at opening
+  Limit guarantee = uint64_t{0};  // kept free for the session; at most the session's actual limit
   int priority = 0;               // higher is more important
   std::string tenant;             // the trust domain
-  bool strict = false;            // its memory passes to no other session as it is, not even of its tenant
+  bool strict = false;            // the session's memory is never passed on as is, even within the tenant
   Rights rights;
-  std::chrono::milliseconds max_wait = kMaxWait;  // of its requests
-  // Of all sessions of its user together.
+  std::chrono::milliseconds max_wait = kMaxWait;  // of the session's requests
+  // For all sessions of the user together.
   std::optional<Limit> user_limit;
   std::optional<Limit> user_guarantee;
-  uint32_t max_sessions = 0;  // of this rule, for each user; 0: no such bound
-  // Whose limit it shares: its name; empty: that of its user.
+  uint32_t max_sessions = 0;  // under this rule, for each user; 0: no bound
+  // Claim whose limit the session shares; empty: the session shares its user's limit.
   std::string claim;
-  bool has_claims_tenant = false;   // `tenant` is the claim's own
-  std::optional<ClaimId> claim_id;  // once it is in the claim
-  Limit claim_limit = 1.0;          // of a claim that the policy makes: see PolicyRule
+  bool has_claims_tenant = false;   // `tenant` comes from the claim
+  std::optional<ClaimId> claim_id;  // set once the session is in the claim
+  Limit claim_limit = 1.0;          // of a claim made by the policy: see PolicyRule
   Limit claim_guarantee = uint64_t{0};
-  // Bounds on what its claim makes of these later: a claim of a user's own gives no more than the policy.
+  // Bounds on later changes by the claim: a user's own claim grants no more than the policy.
   int most_priority = kMaxPriority;
   std::chrono::milliseconds most_wait = kMaxWait;
 };
 
-// Whom the policy is asked about.
+// A subject of the policy's rules.
 struct PolicySubject {
   uid_t uid = 0;
   std::vector<gid_t> gids;                  // the process's own group first
   std::optional<std::string> cgroup;        // version 2; none: not known
-  std::optional<std::string> session_name;  // none: it is not about a session
+  std::optional<std::string> session_name;  // none: the question concerns no session
 };
 
-// A checked rule of the configuration; config.proto says what each field means.
+// A checked rule of the configuration; config.proto explains each field.
 struct PolicyRule {
-  std::string label;  // its name, or "rules[2]"
+  std::string label;  // the rule's name, or "rules[2]"
   std::string place;  // "FILE:LINE:COLUMN"
 
   std::optional<uid_t> uid;
@@ -96,7 +97,7 @@ struct PolicyRule {
   std::string tenant;  // empty: the user's own
   bool strict = false;
   Rights rights;
-  std::optional<std::chrono::milliseconds> max_wait;  // these three: none: those of PolicyOptions
+  std::optional<std::chrono::milliseconds> max_wait;  // none, also for the next two fields: see PolicyOptions
   std::optional<Limit> user_limit;
   std::optional<Limit> user_guarantee;
   uint32_t max_sessions = 0;
@@ -110,13 +111,13 @@ struct PolicyRule {
 
 struct PolicyOptions {
   std::vector<PolicyRule> rules;
-  Limit session_limit = 1.0;  // where no rule says another
+  Limit session_limit = 1.0;  // default for rules without a limit
   std::chrono::milliseconds max_wait = kMaxWait;
   std::optional<Limit> user_limit;
   std::optional<Limit> user_guarantee;
   size_t max_sessions_per_uid = 1024;
-  size_t max_claims_per_uid = 64;  // of its own
-  uid_t daemon_uid = 0;            // has every right, as root has
+  size_t max_claims_per_uid = 64;  // made by the user
+  uid_t daemon_uid = 0;            // has every right, like root
 };
 
 struct PolicyExplanation {
@@ -124,20 +125,20 @@ struct PolicyExplanation {
     std::string label;
     std::string place;
     bool matches = false;
-    std::string why;  // what matched, or what did not
+    std::string why;  // the matching or failing condition
   };
-  std::vector<Rule> rules;  // that were looked at, in order: only the last one can match
+  std::vector<Rule> rules;  // rules checked, in order: only the last can match
   SessionTerms terms;
   bool is_operator = false;  // root or the daemon's user: every right, whatever the rule says
 };
 
-// Never changes, so that any number of threads may ask.
+// Immutable, so that any number of threads may use a policy.
 class Policy {
  public:
   explicit Policy(PolicyOptions options) : options_(std::move(options)) {}
 
   SessionTerms TermsFor(const PolicySubject& subject) const;
-  // The same with reasons.
+  // Like TermsFor(), with reasons.
   PolicyExplanation Explain(const PolicySubject& subject) const;
 
   // nullptr: there is none.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ProcessCommand: what a process runs, as soon as that is read. The text is the process's own memory, which a process
-// can put on a file system of its own: then a read of /proc/PID/cmdline takes for as long as the process likes. So
-// threads that do nothing else read, a few at most, and no caller waits for them.
+// ProcessCommand: the command of a process, once read. The text lies in the process's own memory. A process can map
+// that memory from a file system of its own, and then delay a read of /proc/PID/cmdline at will. So a few dedicated
+// threads read, and no caller waits.
 #ifndef VRAMBROKER_SERVER_IDENTITY_PROCESS_COMMAND_H_
 #define VRAMBROKER_SERVER_IDENTITY_PROCESS_COMMAND_H_
 
@@ -20,13 +20,13 @@ namespace vrambroker {
 // Thread-safe.
 class ProcessCommand {
  public:
-  static constexpr size_t kMostReaders = 8;     // threads; once all of them hang, further commands stay unknown
+  static constexpr size_t kMostReaders = 8;     // threads; once all readers hang, further commands stay unknown
   static constexpr size_t kMostWaiting = 4096;  // further commands stay unknown
 
   // Begins to read the command of a process. `read`: for tests.
   static std::shared_ptr<const ProcessCommand> Of(pid_t pid, std::string (*read)(pid_t pid) = CommandOf);
 
-  // As CommandOf(); empty: it is not known, or not yet.
+  // Like CommandOf(); empty: unknown, or not yet known.
   std::string text() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -20,14 +20,14 @@
 namespace vrambroker {
 namespace {
 
-constexpr size_t kMostCommandBytes = 64;  // of each of its parts
+constexpr size_t kMostCommandBytes = 64;  // of each part of the command
 constexpr absl::string_view kNul("\0", 1);
 
 absl::string_view LastPart(absl::string_view path) {
   return path.substr(path.rfind('/') + 1);  // npos + 1 is 0
 }
 
-// Whether an argument can be the path of a file. One that has other characters may be any text.
+// Whether an argument can be the path of a file. An argument with further characters may be any text.
 bool IsPath(absl::string_view argument) {
   return !argument.empty() && argument[0] != '-' && std::all_of(argument.begin(), argument.end(), [](char c) {
     return IsNameCharacter(c) || c == '+' || c == '~' || static_cast<unsigned char>(c) >= 0x80;
@@ -56,7 +56,7 @@ std::string CommandName(pid_t pid) {
 }
 
 std::string CommandOf(pid_t pid) {
-  // Its program may be as long as the process likes; the rest tells nothing.
+  // The program's name may be arbitrarily long; text beyond the limit is of no use.
   std::array<char, 4096> text = {};
   std::ifstream stream(absl::StrCat("/proc/", pid, "/cmdline"), std::ios::binary);
   stream.read(text.data(), text.size());
@@ -65,19 +65,19 @@ std::string CommandOf(pid_t pid) {
 
 std::string ParseCommand(absl::string_view text) {
   const std::vector<absl::string_view> arguments = absl::StrSplit(absl::StripSuffix(text, kNul), '\0');
-  // A process that has changed its title has all of it, with blanks, in place of its first argument.
+  // A process that changed its title has the whole title, with blanks, in place of its first argument.
   const absl::string_view program = LastPart(arguments[0].substr(0, arguments[0].find(' ')));
   std::string command = CleanText(program, kMostCommandBytes);
   if (command.empty()) return command;
   const bool is_python = absl::StartsWith(program, "python");
-  size_t first = 1;  // what may be a script
+  size_t first = 1;  // index of a possible script
   for (; is_python && first < arguments.size(); ++first) {
     const absl::string_view argument = arguments[first];
     if (argument == "-c") return command;
     if (argument == "-m" && first + 1 < arguments.size()) {
       return absl::StrCat(command, " -m ", CleanText(arguments[first + 1], kMostCommandBytes));
     }
-    if (argument == "-W" || argument == "-X") ++first;  // which has a value
+    if (argument == "-W" || argument == "-X") ++first;  // the option has a value
     if (!absl::StartsWith(argument, "-")) break;
   }
   if (first >= arguments.size()) return command;
@@ -108,7 +108,7 @@ std::optional<ProcessImage> ImageOf(pid_t pid) {
   uint64_t virtual_bytes = 0;
   ProcessImage image;
   if (!read(23, virtual_bytes) || !read(26, image.code) || !read(28, image.stack)) return std::nullopt;
-  // One that ends has no memory any more. In the middle of exec() it has, and both numbers are 0.
+  // An ending process has no memory left. During exec() a process has memory, and both numbers are 0.
   if (virtual_bytes == 0 || image.code == kNotTold) return std::nullopt;
   return image;
 }
@@ -119,7 +119,7 @@ bool IsInInnerPidNamespace(pid_t pid) {
 
 bool ParseHasInnerPid(const std::string& text) {
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
-    // "NSpid:\t4711\t20": its number in the namespace of this /proc, then in each that is further in.
+    // "NSpid:\t4711\t20": the pid in the namespace of this /proc, then in each inner namespace.
     if (!absl::ConsumePrefix(&line, "NSpid:")) continue;
     const std::vector<absl::string_view> numbers = absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
     return numbers.size() > 1;
@@ -132,7 +132,7 @@ std::optional<std::string> ParseCgroup(const std::string& text) {
     // "12:cpu:/x" are hierarchies of version 1.
     if (!absl::ConsumePrefix(&line, "0::") || line.empty()) continue;
     std::string path(line);
-    // Users who may make control groups name them as they like, and the path goes into messages and onto terminals.
+    // Users who may make control groups choose arbitrary names, and the path goes into messages and onto terminals.
     std::replace_if(
         path.begin(), path.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
     return path;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What /proc says about a process. It may have ended meanwhile, and its pid be another's: a caller that acts on the
-// answer checks by a pidfd afterwards that it still runs.
+// Facts from /proc about a process. The process may have ended meanwhile, and another process may have its pid: a
+// caller acting on the answer must check afterwards, by a pidfd, that the process still runs.
 #ifndef VRAMBROKER_SERVER_IDENTITY_PROCESS_INFO_H_
 #define VRAMBROKER_SERVER_IDENTITY_PROCESS_INFO_H_
 
@@ -18,44 +18,45 @@
 
 namespace vrambroker {
 
-// True when the process has ended, or is a zombie. An invalid descriptor is of no process that could have ended.
+// Whether the process has ended, or is a zombie. An invalid descriptor refers to no process, and gives false.
 bool HasEnded(const UniqueFd& pidfd);
 
-// The command name, with other characters than a name may have replaced; "client" when it cannot be read.
+// The command name, with characters not allowed in names replaced; "client" when unreadable.
 std::string CommandName(pid_t pid);
 
-// A process's program, and its script or module, without folders, for people: "python3 train.py", "python3 -m
-// vllm.entrypoints.openai.api_server". Other arguments are left out: they may hold secrets. Empty when the process has
-// ended, or /proc hides it.
+// A process's program, and its script or module, without folders, for display: "python3 train.py", "python3 -m
+// vllm.entrypoints.openai.api_server". Leaves out further arguments, which may hold secrets. Empty when the process has
+// ended, or /proc hides the process.
 std::string CommandOf(pid_t pid);
 
-// The path of the control group (version 2), as the daemon's cgroup namespace sees it. None when the machine has no
+// The path of the control group (version 2), as seen from the daemon's cgroup namespace. None when the machine has no
 // version 2, or /proc is hidden.
 std::optional<std::string> CgroupOf(pid_t pid);
 
 struct ProcessUser {
   uid_t uid = 0;            // effective
-  std::vector<gid_t> gids;  // effective, then the further ones
+  std::vector<gid_t> gids;  // effective, then supplementary
 };
-// NotFound when there is no such process.
+// NotFound when the process does not exist.
 absl::StatusOr<ProcessUser> UserOf(pid_t pid);
 
-// Whether the process is in a pid namespace below the daemon's, as in a container that does not share the machine's.
-// False where that cannot be told.
+// Whether the process is in a pid namespace below the daemon's, as in a container not sharing the machine's. False when
+// unknown.
 bool IsInInnerPidNamespace(pid_t pid);
 
-// Which program a process runs: another one after each exec(), also of the same file, where the kernel places programs
-// at random.
+// Identifies the program run by a process: changes with each exec(), even of the same file, if the kernel randomizes
+// addresses.
 struct ProcessImage {
-  uint64_t code = 0;  // where its code begins, and its stack
+  uint64_t code = 0;  // start addresses of code and stack
   uint64_t stack = 0;
 
   friend bool operator==(const ProcessImage&, const ProcessImage&) = default;
 };
-// None when the process ends, or may not be looked into: those of other users take CAP_SYS_PTRACE.
+// None when the process ends, or may not be inspected: inspecting other users' processes takes CAP_SYS_PTRACE.
 std::optional<ProcessImage> ImageOf(pid_t pid);
 
-// For these, and for tests: the contents of /proc/PID/cmdline, /proc/PID/cgroup and /proc/PID/status.
+// Used by the functions above, and by tests: parse the contents of /proc/PID/cmdline, /proc/PID/cgroup and
+// /proc/PID/status.
 std::string ParseCommand(absl::string_view text);
 std::optional<std::string> ParseCgroup(const std::string& text);
 std::optional<ProcessUser> ParseProcessUser(const std::string& text);

@@ -42,7 +42,7 @@ absl::Status Gone(pid_t pid) {
 }  // namespace
 
 std::optional<ProcessStat> ParseProcessStat(const std::string& text) {
-  const std::vector<absl::string_view> fields = StatFields(text);  // 3, 20 and 22 of them are read
+  const std::vector<absl::string_view> fields = StatFields(text);  // reads fields 3, 20 and 22
   ProcessStat stat;
   if (fields.size() <= 19 || !absl::SimpleAtoi(fields[17], &stat.threads) ||
       !absl::SimpleAtoi(fields[19], &stat.started)) {
@@ -56,8 +56,8 @@ bool HasEnded(const ProcessId& process) {
   if (kill(process.pid, 0) != 0 && errno == ESRCH) return true;
   const std::optional<ProcessStat> stat = ParseProcessStat(ReadProcessFile(process.pid, "stat"));
   if (!stat.has_value()) return false;
-  if (stat->started != process.started) return true;  // its pid is another's
-  // With threads left, only the main one has ended.
+  if (stat->started != process.started) return true;  // another process has the pid
+  // While threads are left, only the main thread has ended.
   return (stat->state == 'Z' || stat->state == 'X') && stat->threads <= 1;
 }
 
@@ -76,7 +76,8 @@ ProcessWatch::~ProcessWatch() {
 
 absl::StatusOr<std::shared_ptr<const UniqueFd>> ProcessWatch::OfPeer(int socket, pid_t pid) {
   if (!has_pidfds_) return LookAt(pid);
-  // SO_PEERPIDFD (Linux 6.5) cannot meet a reused pid. Before it: open the pid at once, while the connection is new.
+  // SO_PEERPIDFD (Linux 6.5) cannot hit a reused pid. On older kernels, opens the pid at once, while the connection is
+  // new.
   int pidfd = -1;
   socklen_t size = sizeof pidfd;
   if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) != 0 && errno == ENOPROTOOPT) pidfd = OpenPidfd(pid);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ProcessWatch: descriptors that can be read once a process has ended, for event loops and HasEnded().
+// ProcessWatch: descriptors that become readable once a process has ended, for event loops and HasEnded().
 //
-// A pidfd is one. Where the kernel has none (before Linux 5.3, or in a gVisor sandbox), an event descriptor stands for
-// it, and a thread looks in /proc four times a second whether the process lives: it then has the same pid and started
-// at the same time.
+// Uses pidfds if possible. If the kernel has none (before Linux 5.3, or in a gVisor sandbox), an event descriptor
+// replaces the pidfd, and a thread checks /proc four times a second. A live process keeps its pid and its start time.
 #ifndef VRAMBROKER_SERVER_IDENTITY_PROCESS_WATCH_H_
 #define VRAMBROKER_SERVER_IDENTITY_PROCESS_WATCH_H_
 
@@ -31,7 +30,7 @@ class ProcessWatch {
  public:
   static constexpr std::chrono::milliseconds kPeriod{250};
 
-  // `use_pidfds`: if the kernel has them. Tests do without.
+  // `use_pidfds`: use pidfds if the kernel has them. Tests pass false.
   explicit ProcessWatch(bool use_pidfds = true);
   ~ProcessWatch();
   ProcessWatch(const ProcessWatch&) = delete;
@@ -39,9 +38,9 @@ class ProcessWatch {
 
   bool has_pidfds() const { return has_pidfds_; }
 
-  // Of the process `pid`, which the kernel names for the other end of `socket`, a connection that has just been made.
-  // It can be read as long as the process was there when this was called, and has ended. NotFound when it had gone
-  // before. The descriptor of a process that nobody watches any more goes with its last owner.
+  // Returns a descriptor for process `pid`, which the kernel reports as the peer of `socket`, a new connection. The
+  // descriptor becomes readable when the process ends, provided the process existed at the call. NotFound when the
+  // process had gone before. The last owner closes the descriptor.
   absl::StatusOr<std::shared_ptr<const UniqueFd>> OfPeer(int socket, pid_t pid) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -53,23 +52,23 @@ class ProcessWatch {
 
   Mutex mu_;
   CondVar stopping_changed_;
-  // The processes that are looked at, and what can be read once they have ended.
+  // Processes being polled, with the descriptors to make readable once a process has ended.
   absl::btree_map<ProcessId, std::vector<std::weak_ptr<const UniqueFd>>> watched_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  std::thread thread_ ABSL_GUARDED_BY(mu_);  // since the first process that is looked at
+  std::thread thread_ ABSL_GUARDED_BY(mu_);  // runs from the first polled process on
 };
 
-// Of /proc/PID/stat.
+// From /proc/PID/stat.
 struct ProcessStat {
   char state = '?';
-  uint64_t threads = 0;  // that have not ended, and the main one also when it has
-  uint64_t started = 0;  // as ProcessId has it
+  uint64_t threads = 0;  // live threads, plus the main thread even if ended
+  uint64_t started = 0;  // see ProcessId
 };
-// Nothing when it is no such line.
+// nullopt: the text is not a line of /proc/PID/stat.
 std::optional<ProcessStat> ParseProcessStat(const std::string& text);
 
-// True when the process has ended, or is a zombie. False also when that cannot be told: nobody may take the memory of a
-// process that may live.
+// Whether the process has ended, or is a zombie. False also when unknown: memory of a possibly live process must not be
+// reused.
 bool HasEnded(const ProcessId& process);
 
 }  // namespace vrambroker

@@ -74,7 +74,7 @@ SavedSegments::SavedSegments(const std::string& dir, int ordinal, const std::str
 }
 
 void SavedSegments::ReadSlots(absl::string_view slots) {
-  slots_ = slots.size() / sizeof(SegmentSlot);  // a part of one at the end is as good as none
+  slots_ = slots.size() / sizeof(SegmentSlot);  // ignores a partial slot at the end
   size_t damaged = 0;
   for (size_t i = 0; i < slots_; ++i) {
     SegmentSlot slot;
@@ -101,7 +101,7 @@ void SavedSegments::ReadSlots(absl::string_view slots) {
 
 void SavedSegments::Add(uint64_t inode, uint64_t bytes) {
   MutexLock lock(mu_);
-  left_.erase(inode);  // that file is no more
+  left_.erase(inode);  // the old file of that inode is gone
   Fill(inode, bytes);
 }
 
@@ -148,14 +148,14 @@ void SavedSegments::Fill(uint64_t inode, uint64_t bytes) {
 void SavedSegments::Clear(uint64_t inode) {
   const auto it = slot_of_.find(inode);
   if (it == slot_of_.end()) return;
-  (void)Write(it->second, 0, 0);  // else the next daemon looks for a file that is no more
+  (void)Write(it->second, 0, 0);  // otherwise the next daemon would look for a removed file
   free_slots_.push_back(it->second);
   slot_of_.erase(it);
 }
 
 bool SavedSegments::Write(size_t slot, uint64_t inode, uint64_t bytes) {
   const SegmentSlot text = {inode, bytes};
-  errno = ENOSPC;  // when only a part of it is written
+  errno = ENOSPC;  // errno for a partial write
   if (slot < kMostSlots && pwrite(file_.get(), text.data(), sizeof text, OffsetOf(slot)) == sizeof text) return true;
   if (!std::exchange(has_said_so_, true)) {
     spdlog::error(

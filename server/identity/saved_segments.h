@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SavedSegments: which segments of a host device the daemon has handed out, in a file that the next one reads.
+// SavedSegments: records the segments of a host device handed out by the daemon, in a file for the next daemon.
 #ifndef VRAMBROKER_SERVER_IDENTITY_SAVED_SEGMENTS_H_
 #define VRAMBROKER_SERVER_IDENTITY_SAVED_SEGMENTS_H_
 
@@ -20,17 +20,18 @@
 namespace vrambroker {
 
 // `dir`/vrambroker.segments.ORDINAL has a header of 128 bytes. Slots of 16 bytes follow: a segment's inode and its size
-// in bytes. A free slot is all zeros. A slot is written in one call, so that a daemon that is killed leaves it whole.
+// in bytes. A free slot is all zeros. A slot is written in a single call, so that a killed daemon leaves the slot
+// whole.
 //
-// Every client knows the names of segments, but not even a client that wants to can have a memory file whose inode is
-// in a slot: Linux 5.9 and newer give no inode of memory files twice before the next boot. On older kernels a file that
-// gets the inode of a segment of a dead daemon counts as that segment, with the size in the slot and no more. Its user
-// could have kept the segment itself mapped just as well.
+// Every client knows the names of segments, but no client can create a memory file with an inode recorded in a slot:
+// Linux 5.9 and newer never reuse an inode of memory files before the next boot. On older kernels, a file with the
+// inode of a dead daemon's segment counts as that segment, up to the size in the slot. The file's user could just as
+// well have kept the segment itself mapped.
 class SavedSegments : public SegmentRecord {
  public:
-  // What the file has of another owner or of an earlier boot of the machine is void. A file that is damaged or not this
-  // user's alone is replaced. When the file cannot be written, that is logged once, and what could not be recorded is
-  // not in Left() of the next daemon. `is_new_owner`: no earlier run can have left anything. REQUIRES: as LoadState().
+  // Ignores entries of another owner or of an earlier boot. Replaces a file that is damaged or writable by other
+  // users. Logs once when the file cannot be written; unrecorded segments are then missing from the next daemon's
+  // Left(). `is_new_owner`: no earlier run can have left segments. REQUIRES: as LoadState().
   SavedSegments(const std::string& dir, int ordinal, const std::string& owner, bool is_new_owner = false);
 
   void Add(uint64_t inode, uint64_t bytes) override;
@@ -49,11 +50,11 @@ class SavedSegments : public SegmentRecord {
   Mutex mu_;
   UniqueFd file_ ABSL_GUARDED_BY(mu_);                                  // invalid: nothing can be recorded
   absl::flat_hash_map<uint64_t, size_t> slot_of_ ABSL_GUARDED_BY(mu_);  // by inode
-  std::vector<size_t> free_slots_ ABSL_GUARDED_BY(mu_);                 // of those up to `slots_`
+  std::vector<size_t> free_slots_ ABSL_GUARDED_BY(mu_);                 // below `slots_`
   size_t slots_ ABSL_GUARDED_BY(mu_) = 0;
   RecordedFiles left_ ABSL_GUARDED_BY(mu_);
   bool is_whole_ ABSL_GUARDED_BY(mu_);
-  bool has_said_so_ ABSL_GUARDED_BY(mu_) = false;  // that it cannot be written
+  bool has_said_so_ ABSL_GUARDED_BY(mu_) = false;  // the failure to write has been logged
 };
 
 }  // namespace vrambroker

@@ -23,21 +23,21 @@ namespace vrambroker {
 namespace {
 
 constexpr size_t kMostSettingsBytes = size_t{16} << 20;  // of the file
-constexpr size_t kWordsOfLine = 10;                      // and one more with the token of an earlier session
+constexpr size_t kWordsOfLine = 10;                      // plus another with the token of an earlier session
 constexpr char kNotSet[] = "-";
 
 bool IsRunning(const ProcessId& process) {
   return process.started != 0 && StartOf(process.pid) == process.started;
 }
 
-// "4096B", or "0.4": all digits of it.
+// "4096B", or "0.4" in full precision.
 std::string WordOf(const std::optional<Limit>& limit) {
   if (!limit.has_value()) return kNotSet;
   if (const double* const fraction = std::get_if<double>(&*limit)) return absl::StrFormat("%.17g", *fraction);
   return absl::StrCat(std::get<uint64_t>(*limit), "B");
 }
 
-// False: the word is none of these.
+// False: the word is not valid.
 bool ParseWord(absl::string_view word, std::optional<Limit>* limit) {
   if (word == kNotSet) return true;
   uint64_t bytes = 0;
@@ -70,7 +70,7 @@ std::string WordOf(const std::optional<RandomToken>& token) {
 bool ParseWord(absl::string_view word, std::optional<RandomToken>* token) {
   if (word == kNotSet) return true;
   if (word.size() != 2 * std::tuple_size_v<RandomToken> || !absl::c_all_of(word, absl::ascii_isxdigit)) return false;
-  // By hand: absl::HexStringToBytes() that Debian 12 has is deprecated in Debian 13.
+  // By hand: Debian 12's absl::HexStringToBytes() is deprecated in Debian 13.
   RandomToken& read = token->emplace();
   for (size_t i = 0; i < read.size(); ++i) {
     uint32_t byte = 0;
@@ -155,7 +155,7 @@ void SavedSettings::Save() {
   for (const auto& [id, entry] : open_) {
     if (entry.set != SessionSettings()) text += Line(entry);
   }
-  // Sessions end with the machine, so the file need not outlive it.
+  // Needs no durability: sessions end with the machine.
   absl::Status status = ReplaceFile(path_, text, /*outlives_machine=*/false);
   if (!status.ok() && status_.ok()) {
     spdlog::error("what operators set of sessions is not kept for the next start: {}", std::string(status.message()));
@@ -172,14 +172,14 @@ SessionSettings SavedSettings::Opened(SessionId id, SavedSession session) {
     set = left->set;
     earlier_.erase(left);
   } else if (session.earlier.has_value()) {
-    // The session may be open here still: its client could not resume it, or has not heard of it.
+    // The session may still be open here: its client could not resume the session, or does not know of it.
     const auto lost = absl::c_find_if(open_, [&](const auto& entry) {
       return entry.second.session.token.has_value() && AreOfOneSession(entry.second.session, session);
     });
     if (lost != open_.end()) set = lost->second.set;
   }
   open_.insert_or_assign(id, Entry{.session = std::move(session), .set = set});
-  if (set != SessionSettings()) Save();  // it has another token now
+  if (set != SessionSettings()) Save();  // the session has a new token
   return set;
 }
 

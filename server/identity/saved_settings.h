@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SavedSettings: what operators have set of live sessions, in a file of the socket directory. The next daemon gives it
-// to the same sessions of the same processes when they come back.
+// SavedSettings: records settings made by operators on live sessions, in a file of the socket directory. The next
+// daemon restores the settings when the same sessions of the same processes return.
 #ifndef VRAMBROKER_SERVER_IDENTITY_SAVED_SETTINGS_H_
 #define VRAMBROKER_SERVER_IDENTITY_SAVED_SETTINGS_H_
 
@@ -24,47 +24,47 @@
 
 namespace vrambroker {
 
-// Settings that operators have made; absent: not made.
+// Settings made by operators; absent: not made.
 struct SessionSettings {
   std::optional<Limit> limit;
   std::optional<Limit> guarantee;
   std::optional<int> priority;
   std::optional<uint64_t> recorded_events;
-  bool is_ended = false;  // the process gets no other session
+  bool is_ended = false;  // the process gets no further session
 
   friend bool operator==(const SessionSettings&, const SessionSettings&) = default;
 };
 
-// Identity of a session, for a daemon that has not seen it yet.
+// Identity of a session, recognizable by a later daemon.
 struct SavedSession {
   ProcessId process;
-  std::string kind;  // its placement: a word
-  std::string name;  // that it asks for: it may get another one when it comes back
-  // Resume token of its client. None: a process has one session of this kind and name.
+  std::string kind;  // the session's placement, as a word
+  std::string name;  // requested by the session; a returning session may get a different name
+  // The client's resume token. None: a process has a single session of this kind and name.
   std::optional<RandomToken> token;
-  // Token of the session that it went on from: its client may not have heard of `token`.
+  // Token of the session's predecessor: the client may not know `token` yet.
   std::optional<RandomToken> earlier{};
 };
 
 // Thread-safe.
 class SavedSettings {
  public:
-  // Reads what the last daemon has left of processes that run still. What is damaged, or could be others' words, is
-  // left out, and logged. Empty: nothing is kept.
+  // Reads the last daemon's settings for processes still running. Skips and logs entries that are damaged or could be
+  // another user's. Empty: keeps no settings.
   explicit SavedSettings(std::string path);
 
-  // The session is open. Returns what was set of the one that `session.earlier` names, or, where its client does not
-  // say, of one of the same name that an earlier daemon had.
+  // Call when the session is open. Returns the settings of the session named by `session.earlier`; without
+  // `session.earlier`, returns the settings of a session of the same name under an earlier daemon.
   SessionSettings Opened(SessionId id, SavedSession session) ABSL_LOCKS_EXCLUDED(mu_);
-  // In the file when it returns; see status(). Of a session that is not open nothing is kept.
+  // The change is in the file on return; see status(). Ignores a session that is not open.
   void Change(SessionId id, absl::FunctionRef<void(SessionSettings&)> change) ABSL_LOCKS_EXCLUDED(mu_);
   SessionSettings Get(SessionId id) const ABSL_LOCKS_EXCLUDED(mu_);
-  // Its client has ended it: nobody comes back to it.
+  // The client has ended the session and will not return.
   void Ended(SessionId id) ABSL_LOCKS_EXCLUDED(mu_);
-  // Its client may come back to it, here or to the next daemon.
+  // The client may return to the session, here or at the next daemon.
   void Left(SessionId id) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Whether an operator has ended a session of this kind of the process while an earlier daemon ran.
+  // Whether an operator has ended a session of this kind of the process under an earlier daemon.
   bool HasEnded(pid_t pid, absl::string_view kind) const ABSL_LOCKS_EXCLUDED(mu_);
   // An error while the next daemon would not know the last change.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -82,8 +82,8 @@ class SavedSettings {
 
   const std::string path_;
   mutable Mutex mu_;
-  absl::flat_hash_map<SessionId, Entry> open_ ABSL_GUARDED_BY(mu_);  // all, also those of which nothing is set
-  std::vector<Entry> earlier_ ABSL_GUARDED_BY(mu_);                  // that have not come back
+  absl::flat_hash_map<SessionId, Entry> open_ ABSL_GUARDED_BY(mu_);  // all open sessions, also those without settings
+  std::vector<Entry> earlier_ ABSL_GUARDED_BY(mu_);                  // not returned yet
   absl::Status status_ ABSL_GUARDED_BY(mu_);
 };
 

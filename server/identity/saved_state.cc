@@ -103,7 +103,7 @@ absl::Status SaveState(const std::string& dir, const SavedState& state) {
   if (const absl::StatusOr<std::string> saved = ReadOwnFile(path, kMostBytes); saved.ok() && *saved == text) {
     return absl::OkStatus();
   }
-  // What is lost with the machine is of no use after that.
+  // Needs no durability: state lost with the machine would be of no use afterwards.
   return ReplaceFile(path, text, /*outlives_machine=*/false);
 }
 

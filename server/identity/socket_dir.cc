@@ -21,7 +21,7 @@
 namespace vrambroker {
 namespace {
 
-// Each further one means that another daemon started or ended at the same moment.
+// Each further attempt means that another daemon started or ended at the same moment.
 constexpr int kAttempts = 100;
 
 std::string UserName(uid_t uid) {
@@ -32,7 +32,7 @@ std::string UserName(uid_t uid) {
   return found == nullptr ? absl::StrCat("uid ", uid) : absl::StrCat("user ", found->pw_name);
 }
 
-// The process that listens on the daemon's socket. Pid 0: one that cannot be named.
+// The process listening on the daemon's socket. Pid 0: a process that cannot be named.
 std::optional<ucred> ProcessServing(const std::string& dir) {
   const std::string path = absl::StrCat(dir, "/vrambroker.sock");
   sockaddr_un address = {.sun_family = AF_UNIX};
@@ -41,7 +41,7 @@ std::optional<ucred> ProcessServing(const std::string& dir) {
   const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   ucred process = {};
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    if (errno == EAGAIN) return process;  // it listens, and many wait
+    if (errno == EAGAIN) return process;  // a process listens, and many clients wait
     return std::nullopt;
   }
   socklen_t size = sizeof process;
@@ -55,7 +55,7 @@ absl::Status ServedBy(pid_t pid, const std::string& dir) {
                                                     "; stop it or choose another --socket-dir"));
 }
 
-// `what` of another user stands in the way.
+// Error: `what`, owned by another user, stands in the way.
 absl::Status NotOurs(const std::string& what, uid_t owner, const std::string& dir) {
   if (const std::optional<ucred> other = ProcessServing(dir); other.has_value() && other->pid != 0) {
     return absl::FailedPreconditionError(absl::StrCat("another vrambrokerd (pid ", other->pid, ", of ",
@@ -69,7 +69,8 @@ absl::Status NotOurs(const std::string& what, uid_t owner, const std::string& di
       may_remove ? absl::StrCat(", or, if no vrambrokerd of that user runs any more, remove ", what) : ""));
 }
 
-// A user who may write there could replace the sockets, and pose as the daemon.
+// Checks that only this user or root can write: other users with write access could replace the sockets and pose as the
+// daemon.
 absl::Status CheckDir(const std::string& dir) {
   struct stat found = {};
   if (lstat(dir.c_str(), &found) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot look at ", dir));
@@ -103,7 +104,7 @@ bool IsPrivate(const std::string& path) {
   return lstat(path.c_str(), &found) == 0 && IsPrivate(found);
 }
 
-// Whether the name still leads to the file that was opened by it.
+// Whether the path still leads to the opened file.
 bool IsAt(const UniqueFd& file, const std::string& path) {
   struct stat opened = {};
   struct stat found = {};
@@ -115,7 +116,7 @@ bool TryLock(const UniqueFd& file) {
   return flock(file.get(), LOCK_EX | LOCK_NB) == 0;
 }
 
-// The process that a lock file names; 0: none.
+// The process named by a lock file; 0: none.
 pid_t PidIn(const UniqueFd& file) {
   std::array<char, 16> text = {};
   pid_t pid = 0;
@@ -138,8 +139,8 @@ bool IsDaemonOf(uid_t owner, pid_t pid) {
          found.st_uid == owner && ReadProcessFile(pid, "comm") == ReadProcessFile(getpid(), "comm");
 }
 
-// FailedPrecondition if a daemon serves `dir` by a lock file that is not as ours are: of version 0.1, or of another
-// user. One that starts or stops has no socket, only the lock.
+// FailedPrecondition if a daemon serves `dir` by a lock file unlike ours: of version 0.1, or of another user. A daemon
+// starting or stopping has no socket, only the lock.
 absl::Status CheckOldDaemon(const UniqueFd& file, const std::string& dir) {
   if (const std::optional<ucred> process = ProcessServing(dir); process.has_value()) {
     return ServedBy(process->pid, dir);
@@ -148,9 +149,10 @@ absl::Status CheckOldDaemon(const UniqueFd& file, const std::string& dir) {
   struct stat found = {};
   if (fstat(file.get(), &found) != 0) return absl::ErrnoToStatus(errno, "fstat");
   const pid_t pid = PidIn(file);
-  // A private one is held by its owner, or by root: a daemon that served here when the directory was that user's.
+  // A private file is locked by its owner, or by root: by a daemon that served here when the directory was that user's.
   if ((found.st_mode & 0077) == 0) return ServedBy(pid, dir);
-  // Others can hold this one, too, so that the lock says nothing; but the pid does, if only the owner can write it.
+  // Other users can lock this file, too, so the lock proves nothing. The pid does, if only the owner can write the
+  // file.
   const bool is_daemon = (found.st_mode & 0022) == 0 && IsDaemonOf(found.st_uid, pid);
   return is_daemon ? ServedBy(pid, dir) : absl::OkStatus();
 }
@@ -159,8 +161,8 @@ absl::Status CannotOpen(const std::string& path, const std::string& dir, int err
   if (error == ELOOP || error == EISDIR) {
     return absl::FailedPreconditionError(absl::StrCat(path, " is not a regular file; remove it"));
   }
-  // Of another user, and private: nobody can tell whether it is held. So it is never replaced, also where the directory
-  // is ours now: that user's daemon may live, and two would serve here.
+  // Another user's private file may be locked or not: the lock cannot be tested. So the file is never replaced, even if
+  // the directory is ours now: that user's daemon may live, and two daemons would serve here.
   struct stat found = {};
   if (error == EACCES && lstat(path.c_str(), &found) == 0 && S_ISREG(found.st_mode)) {
     return NotOurs(path, found.st_uid, dir);
@@ -168,8 +170,8 @@ absl::Status CannotOpen(const std::string& path, const std::string& dir, int err
   return absl::ErrnoToStatus(error, absl::StrCat("cannot open ", path, "; choose another --socket-dir"));
 }
 
-// Puts a new file, locked, into the place of `path`. The new one is the lock of those who do this at the same time.
-// Aborted: another daemon changed something; look again.
+// Puts a new, locked file into the place of `path`. The new file also serves as the lock for concurrent replacements.
+// Aborted: another daemon changed the files; retry.
 absl::StatusOr<UniqueFd> Replace(const std::string& path, const std::string& dir) {
   const std::string new_path = absl::StrCat(path, ".new");
   UniqueFd file = OpenOrCreate(new_path);
@@ -188,7 +190,7 @@ absl::StatusOr<UniqueFd> Replace(const std::string& path, const std::string& dir
   return file;
 }
 
-// One attempt. Aborted: another daemon changed something; look again.
+// Tries once. Aborted: another daemon changed the files; retry.
 absl::StatusOr<UniqueFd> TryLockDir(const std::string& dir) {
   const std::string path = absl::StrCat(dir, "/vrambroker.lock");
   UniqueFd file = OpenOrCreate(path);

@@ -59,7 +59,7 @@ ClientSocket Acceptor::Accept(int listener) {
         .Add("others_since_last_line", *left_out)
         .Write(spdlog::level::err);
   }
-  // Without a reserve nothing can be dropped: what waits would wake the loop at once, again and again.
+  // Without a reserve no connection can be dropped: a waiting connection would wake the loop in a tight cycle.
   if (!reserve_.valid()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   reserve_.Reset();
   if (UniqueFd dropped(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)); dropped.valid()) {
@@ -71,7 +71,7 @@ ClientSocket Acceptor::Accept(int listener) {
 
 namespace {
 
-// The further groups of the process that connected. None where the kernel does not tell them (before Linux 4.13).
+// The supplementary groups of the process that connected. Empty before Linux 4.13, which cannot report groups.
 std::vector<gid_t> PeerGroups(int fd) {
   std::vector<gid_t> groups(64);
   for (;;) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The listening sockets, and the kernel's word on who is at the other end.
+// The listening sockets, and the kernel's identification of peers.
 #ifndef VRAMBROKER_SERVER_IDENTITY_UNIX_SOCKET_H_
 #define VRAMBROKER_SERVER_IDENTITY_UNIX_SOCKET_H_
 
@@ -27,9 +27,9 @@ absl::StatusOr<ClientSocket> ListenUnix(const std::string& path, int type, mode_
 class Acceptor {
  public:
   Acceptor();
-  // The next waiting connection, non-blocking; invalid when there is none. When the process is out of descriptors the
-  // connection is taken and dropped, which the log says once in a while: left waiting, it would wake the event loop for
-  // ever.
+  // Returns the next waiting connection, non-blocking; invalid when none waits. When the process is out of descriptors,
+  // accepts and drops the connection, with a line in the log once in a while: a waiting connection would wake the event
+  // loop forever.
   ClientSocket Accept(int listener);
 
  private:
@@ -37,7 +37,7 @@ class Acceptor {
   LineLimit errors_{0.1, 1};
 };
 
-// Whose a listening socket is: a claim's, or (none) the daemon's own.
+// Claim of a listening socket; none: the daemon's own socket.
 struct ClaimOfListener {
   std::optional<ClaimId> id;
   std::function<bool(ClaimId, const Caller&)> counts_in_claim;  // see Caller
@@ -48,8 +48,8 @@ struct ClaimOfListener {
   }
 };
 
-// The process that connected, watched by `processes`. NotFound when it has gone already, FailedPrecondition when it
-// lives in a pid namespace that this one cannot see.
+// Identifies the process that connected, watched by `processes`. NotFound when the process has already gone,
+// FailedPrecondition when the process is in a pid namespace invisible to the daemon.
 absl::StatusOr<Caller> GetPeer(int fd, ProcessWatch* processes);
 
 }  // namespace vrambroker

@@ -32,7 +32,7 @@ std::optional<std::string> LookUpUserName(uid_t uid) {
     }
   }
   if (found != nullptr) return CleanText(found->pw_name, kMostNameBytes);
-  // Some name services say so of users that they do not know: getpwuid_r(3).
+  // Some name services return these codes for unknown users: getpwuid_r(3).
   if (error == 0 || error == ENOENT || error == ESRCH) return std::string();
   return std::nullopt;
 }
@@ -63,7 +63,7 @@ size_t UserNames::size() const {
 void UserNames::LookUp(uid_t uid) {
   const std::optional<std::string> name = look_up_(uid);
   MutexLock lock(mu_);
-  // A user who was forgotten meanwhile stays so. What was known stands when nobody can tell.
+  // Does not restore a user forgotten meanwhile. Keeps the known name when the lookup fails.
   if (const auto known = names_.find(uid); known != names_.end() && name.has_value()) known->second.name = *name;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UserNames: the names of users. A name service may take seconds, or hang: no caller waits for it.
+// UserNames: caches the names of users. A name service may take seconds, or hang: no caller waits.
 #ifndef VRAMBROKER_SERVER_IDENTITY_USER_NAMES_H_
 #define VRAMBROKER_SERVER_IDENTITY_USER_NAMES_H_
 
@@ -20,30 +20,30 @@
 
 namespace vrambroker {
 
-// The name of a user as this machine knows it, as people can read it; empty: the user has none. None when nobody could
-// tell. May take long.
+// Returns a user's name on this machine, in printable form; empty: the user has none. None when the lookup failed. May
+// take long.
 std::optional<std::string> LookUpUserName(uid_t uid);
 
 // Thread-safe. Held by a shared pointer.
 class UserNames : public std::enable_shared_from_this<UserNames> {
  public:
-  static constexpr size_t kMostUsers = 1024;       // the oldest name is forgotten for a new one
-  static constexpr std::chrono::minutes kAge{10};  // then a name is looked up again
+  static constexpr size_t kMostUsers = 1024;       // a new name replaces the oldest
+  static constexpr std::chrono::minutes kAge{10};  // afterwards a name is looked up again
 
   using Lookup = std::function<std::optional<std::string>(uid_t uid)>;
   explicit UserNames(
       Lookup look_up = LookUpUserName,
       std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); });
 
-  // Empty: the user has no name, or it is not known yet. Then, and when the name is old, a thread is to look it up.
+  // Empty: the user has no name, or the name is not known yet. For an unknown or old name, starts a lookup on a thread.
   std::string Get(uid_t uid) ABSL_LOCKS_EXCLUDED(mu_);
-  // How many users are known.
+  // Number of known users.
   size_t size() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Name {
     std::string name;
-    SteadyTime wanted_since;  // when its last lookup was asked for
+    SteadyTime wanted_since;  // time of the last request for a lookup
   };
 
   void LookUp(uid_t uid) ABSL_LOCKS_EXCLUDED(mu_);
@@ -52,7 +52,7 @@ class UserNames : public std::enable_shared_from_this<UserNames> {
   const Lookup look_up_;
   const std::function<SteadyTime()> clock_;
 
-  mutable Mutex mu_;  // held for nothing but this; no other lock is taken
+  mutable Mutex mu_;  // held for names_ alone; no other lock is taken
   absl::flat_hash_map<uid_t, Name> names_ ABSL_GUARDED_BY(mu_);
 
   DetachedThreads thread_{1, kMostUsers};
