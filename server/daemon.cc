@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads: the event loop on the main thread (accepting, signals, ended processes, the descriptor socket), gRPC's own
-// (handlers, which never block), the workers (driver calls, waiting for clients), one a device that gives cached memory
-// back to the driver, one for the HTTP port and some that make its pages.
+// Threads: the event loop on the main thread (accepting, signals, ended processes, the descriptor socket); gRPC's own
+// (handlers, which never block); the workers (driver calls, waiting for clients); a thread per device giving cached
+// memory back to the driver; a thread for the HTTP port, and some for its pages.
 #include "server/daemon.h"
 
 #include <fcntl.h>
@@ -63,23 +63,24 @@ namespace vrambroker {
 namespace {
 
 constexpr size_t kMaxWorkers = 64;
-constexpr size_t kFewConnections = 64;  // of one user; fewer are worth a warning
+constexpr size_t kFewConnections = 64;  // per user; fewer are worth a warning
 constexpr int kMaxMessageBytes = 64 << 10;
-constexpr size_t kGrpcMemoryBytes = 1 << 30;  // gRPC slows its connections down before it buffers more
-// Reflection, the one synchronous service, takes a thread for each open call.
+constexpr size_t kGrpcMemoryBytes = 1 << 30;  // gRPC throttles connections before buffering more
+// Reflection, the only synchronous service, takes a thread for each open call.
 constexpr int kMaxSyncThreads = 16;
 constexpr int kMaxCallsPerConnection = 256;
 constexpr std::chrono::milliseconds kTick(200);
-constexpr std::chrono::seconds kLastCalls(1);  // how long those that run when the daemon stops may take to end
+constexpr std::chrono::seconds kLastCalls(1);  // time for running calls to end when the daemon stops
 constexpr std::chrono::seconds kBetweenDescriptorErrors(10);
 constexpr std::chrono::seconds kHealthPeriod(2);
 constexpr std::chrono::seconds kReconciliationPeriod(5);
-constexpr int kLooksUntilLost = 3;                   // at a device that cannot be used; a driver may fail once
-constexpr std::chrono::seconds kHealthPatience(30);  // with a driver that does not answer, before it is said
+constexpr int kLooksUntilLost = 3;                   // failed checks of a device in a row; a driver may fail
+                                                     // occasionally
+constexpr std::chrono::seconds kHealthPatience(30);  // with an unresponsive driver, before logging
 // A dead process is nearly, not strictly, a quiet GPU; see Config::settle_time.
 constexpr absl::Duration kCudaSettleTime = absl::Milliseconds(500);
 
-// The parts of a running daemon. Members are in the order of their construction.
+// The parts of a running daemon. Members are in the order of construction.
 class Daemon {
  public:
   Daemon(const Config& config, const ConfigReader& read_again, std::vector<ChosenDevice> devices, SavedState state)
@@ -183,9 +184,9 @@ class Daemon {
     }
     return pools;
   }
-  // What an earlier run has left.
+  // Finds memory left by an earlier run.
   absl::Status FindCarriedOver();
-  // Those of an earlier run. Before anything is charged, and before anybody is served.
+  // Restores the claims of an earlier run. Call before charging memory, and before serving clients.
   absl::Status RestoreClaims();
   absl::Status ServeClaim(const Claim& claim) ABSL_LOCKS_EXCLUDED(claim_sockets_mu_);
   void Unlisten(const ClaimSockets& sockets) {
@@ -194,7 +195,7 @@ class Daemon {
     count_socket_.Unlisten(sockets.counts);
   }
   void StopServingClaim(const Claim& claim) ABSL_LOCKS_EXCLUDED(claim_sockets_mu_);
-  // When clients hold nothing, what is free at the next start is all that there is.
+  // Forgets the recorded free bytes if clients hold no memory: at the next start all memory is free.
   void ForgetFreeBytes();
   static std::vector<SegmentPool*> Pointers(const std::vector<std::unique_ptr<SegmentPool>>& pools) {
     std::vector<SegmentPool*> pointers;
@@ -213,29 +214,29 @@ class Daemon {
   void OnSignal();
   void OnTick();
   bool IsEnding() const { return phase_ >= DaemonState::kDraining; }
-  // Why the daemon cannot serve as it should: a device is lost, or it starts or stops.
+  // OK, or the reason for not serving normally: a device is lost, or the daemon starts or stops.
   absl::Status Health() const;
-  // (driver) Asks the devices how they are, and again what they have refused.
+  // (driver) Checks the devices' health, and retries frees refused by the devices.
   void UpdateHealth() ABSL_LOCKS_EXCLUDED(lost_mu_);
-  // What has made all devices unusable; OK while one can be used, or may be again.
+  // The reason why all devices are unusable; OK while any device is usable, or may be again.
   absl::Status AllLost() const ABSL_LOCKS_EXCLUDED(lost_mu_);
-  // Adds what the devices hold now to the timeline, and what the sessions use to their trends.
+  // Adds the devices' current use to the timeline, and the sessions' use to their trends.
   void TakeSample();
   // May block: reads a file, and asks the machine's name services.
   absl::StatusOr<ReloadReport> Reload() ABSL_LOCKS_EXCLUDED(reload_mu_);
-  // `lost`: the devices are, which is why the daemon ends; OK: it was told to.
+  // `lost`: all devices are lost, and the daemon ends; OK: the daemon was told to end.
   void StartDraining(const absl::Status& lost);
   void Stop();
 
-  const Config& config_;  // what it was started with
+  const Config& config_;  // configuration at the start
   const ConfigReader& read_again_;
   SavedState state_;
   ClaimMembers members_;
   ClaimSaver saver_;
-  // Held while the configuration is read again: the last reader's policy is what was read last.
+  // Held while reading the configuration again, so that the last read sets the policy.
   Mutex reload_mu_ ABSL_ACQUIRED_AFTER(lock_level::kReload)
       ABSL_ACQUIRED_BEFORE(lock_level::kServer){lock_level::kReload};
-  // The broker's. The loop owns another descriptor of it, which goes with the loop, while the broker may still set it.
+  // The broker's timer. The loop owns a duplicate, closed with the loop, while the broker may still set the timer.
   const UniqueFd timer_{timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
   std::atomic<uint64_t> next_segment_{1};
   const std::vector<std::unique_ptr<SegmentPool>> pools_;
@@ -275,10 +276,10 @@ class Daemon {
   SteadyTime next_health_update_ = std::chrono::steady_clock::now() + kHealthPeriod;
   std::atomic<bool> asking_health_{false};
   SteadyTime asked_health_;
-  std::vector<int> bad_looks_;  // at each device, in a row; of the worker that asks
+  std::vector<int> bad_looks_;  // failed checks per device, in a row; used by the worker checking health
   mutable Mutex lost_mu_;
   absl::Status all_lost_ ABSL_GUARDED_BY(lost_mu_);
-  absl::Status ends_because_;  // OK: it was told to
+  absl::Status ends_because_;  // OK: the daemon was told to end
   SteadyTime next_reconciliation_ = std::chrono::steady_clock::now();
   SteadyTime next_sample_ = std::chrono::steady_clock::now();
   std::atomic<bool> sampling_{false};
@@ -305,7 +306,7 @@ absl::Status Daemon::Start() {
   builder.RegisterService(&broker_service_);
   builder.RegisterService(&admin_service_);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  // gRPC inflates a message before it looks at its size, and 60 KB can become 60 MB: none may be compressed.
+  // gRPC inflates a message before checking its size, and 60 KB can become 60 MB: refuses compressed messages.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxCallsPerConnection);
@@ -331,7 +332,7 @@ absl::Status Daemon::Start() {
     http_ = *std::move(http);
   }
 
-  // Before anybody is given anything.
+  // Runs before any memory is granted.
   if (absl::Status status = RestoreClaims(); !status.ok()) return status;
   if (absl::Status status = FindCarriedOver(); !status.ok()) return status;
 
@@ -351,7 +352,7 @@ absl::Status Daemon::Start() {
         ProcessWatch::kPeriod.count());
   }
   descriptor_socket_.SetBudget(budget);
-  // Last, so that every client that can connect is served.
+  // Listens last, so that every client that can connect is served.
   const absl::StatusOr<ClientSocket> descriptors =
       ListenUnix(absl::StrCat(config_.socket_dir, "/vrambroker-fd.sock"), SOCK_SEQPACKET, config_.socket_mode);
   if (!descriptors.ok()) return descriptors.status();
@@ -383,7 +384,7 @@ absl::Status Daemon::FindCarriedOver() {
   std::vector<ProcessId> processes;
   for (const auto& [process, name] : earlier) {
     processes.push_back(process);
-    // One that the policy makes is not there yet.
+    // A claim made by the policy does not exist yet.
     if (const absl::StatusOr<Claim> claim = broker_.claims().Find(name); claim.ok()) claims.emplace(process, claim->id);
   }
   broker_.claims().SetEarlierMembers(std::move(earlier));
@@ -431,7 +432,7 @@ absl::Status Daemon::ServeClaim(const Claim& claim) {
   if (status.ok()) status = count_socket_.Listen(sockets->counts, of_claim);
   if (status.ok()) status = connections_.Listen(sockets->connections, of_claim);
   if (!status.ok()) {
-    Unlisten(*sockets);  // the directory may be a container's: it stays
+    Unlisten(*sockets);  // keeps the directory, which a container may have
     return status;
   }
   MutexLock lock(claim_sockets_mu_);
@@ -458,7 +459,7 @@ absl::Status Daemon::Run() {
 }
 
 absl::StatusOr<int> Daemon::WatchProcess(const UniqueFd& pidfd, std::function<void()> gone) {
-  // A descriptor of its own for every watch: epoll takes each only once.
+  // Duplicates the descriptor for every watch: epoll takes each descriptor only once.
   UniqueFd own(fcntl(pidfd.get(), F_DUPFD_CLOEXEC, 0));
   if (!own.valid()) return DescriptorError(errno, "fcntl(F_DUPFD_CLOEXEC)");
   if (absl::Status status = CheckNotReserved(own.get()); !status.ok()) return status;
@@ -468,7 +469,7 @@ absl::StatusOr<int> Daemon::WatchProcess(const UniqueFd& pidfd, std::function<vo
 }
 
 void Daemon::SetTimer(SteadyTime time) {
-  // The steady clock is CLOCK_MONOTONIC. A time that has passed fires at once; 0 would stop the timer.
+  // The steady clock is CLOCK_MONOTONIC. A past time fires at once; 0 would stop the timer.
   const auto since = std::max(std::chrono::nanoseconds(1), std::chrono::nanoseconds(time.time_since_epoch()));
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(since);
   const itimerspec spec = {.it_interval = {},
@@ -487,9 +488,9 @@ void Daemon::OnSignal() {
   while (read(signals_, &info, sizeof info) == sizeof info) {
     LogLine("signal received").Add("signal", strsignal(static_cast<int>(info.ssi_signo))).Write(spdlog::level::info);
     if (info.ssi_signo == SIGHUP) {
-      workers_->Submit([this] { (void)Reload(); });  // which logs what came of it
+      workers_->Submit([this] { (void)Reload(); });  // Reload() logs its result
     } else if (IsEnding()) {
-      loop_.Stop();  // the second one means: now
+      loop_.Stop();  // a second signal means: stop now
     } else {
       StartDraining(absl::OkStatus());
     }
@@ -502,7 +503,7 @@ absl::StatusOr<ReloadReport> Daemon::Reload() {
     absl::Status status =
         absl::FailedPreconditionError("the daemon was started without --config: there is no file to read again");
     LogLine("configuration not reloaded").Add("why", status.message()).Write(spdlog::level::warn);
-    return status;  // no reload that failed: nothing is waiting to be applied
+    return status;  // not a failed reload: no change is waiting to be applied
   }
   const absl::StatusOr<Config> config = read_again_();
   reload_state_.last_was_successful = config.ok();
@@ -525,7 +526,7 @@ void Daemon::StartDraining(const absl::Status& lost) {
   phase_ = DaemonState::kDraining;
   ends_because_ = lost;
   drain_deadline_ = std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(config_.drain_timeout);
-  // Not when it ends by itself: systemd is to see a failure, and start it again.
+  // Not when the daemon ends by itself: systemd must see a failure, and restart the daemon.
   NotifySystemd(lost.ok() ? "STOPPING=1" : absl::StrCat("STATUS=Ending: ", lost.message()));
   server_->GetHealthCheckService()->SetServingStatus(false);
   broker_.Drain(std::string(lost.message()));
@@ -550,7 +551,7 @@ void Daemon::OnTick() {
         trimming_ = false;
       });
     }
-    // A lost GPU can keep its driver from answering: one question at a time, and not on this thread.
+    // A lost GPU can keep its driver from answering: asks a single question at a time, and not on this thread.
     if (!asking_health_.exchange(true)) {
       asked_health_ = now;
       workers_->Submit([this] {
@@ -562,7 +563,7 @@ void Daemon::OnTick() {
       spdlog::error("a device's driver has not answered for {} s; the kernel log may say why", kHealthPatience.count());
     }
   }
-  // On a worker: a look at a thousand sessions takes some milliseconds.
+  // Runs on a worker: sampling a thousand sessions takes some milliseconds.
   if (http_ != nullptr && now >= next_sample_ && !sampling_.exchange(true)) {
     next_sample_ = now + Timeline::kPeriod;
     workers_->Submit([this] {
@@ -632,7 +633,7 @@ void Daemon::UpdateHealth() {
     }
     if (health.ok() != before.ok() && !IsEnding()) server_->GetHealthCheckService()->SetServingStatus(Health().ok());
   }
-  // With one that still works, its sessions go on.
+  // While any device works, its sessions continue.
   const bool lost =
       std::all_of(bad_looks_.begin(), bad_looks_.end(), [](int looks) { return looks >= kLooksUntilLost; });
   const absl::Status why =
@@ -651,14 +652,14 @@ void Daemon::Stop() {
     unlink(absl::StrCat(config_.socket_dir, "/", name).c_str());
   }
   ForgetFreeBytes();
-  broker_.claims().StopRemoving();  // sessions that end now come back to the next daemon
+  broker_.claims().StopRemoving();  // sessions ending now return to the next daemon
   broker_.CloseAll("the daemon stops");
-  // No deadline for gRPC: gRPC waits by the clock that people set.
+  // Sets no deadline for gRPC: gRPC's deadline uses the wall clock, which can be set.
   connections_.CutOffAfter(kLastCalls);
   server_->Shutdown();
-  http_.reset();  // its pages still ask clients, by the workers
+  http_.reset();  // HTTP pages still ask clients, on the workers
   connections_.Stop();
-  workers_.reset();  // their last answers still need the server
+  workers_.reset();  // the workers' last answers still need the server
   server_->Wait();
   LogLine("daemon stopped").Write(spdlog::level::info);
 }
@@ -677,14 +678,14 @@ void Daemon::ForgetFreeBytes() {
 
 absl::Status RunDaemon(const Config& config, const ConfigReader& read_again) {
   LimitLibraryLogs();
-  // Until the end: what the daemon writes there, no other one does.
+  // Held until the end, so that no other daemon writes to the directory.
   const absl::StatusOr<UniqueFd> lock = LockSocketDir(config.socket_dir);
   if (!lock.ok()) return lock.status();
   absl::StatusOr<SavedState> state = LoadState(config.socket_dir);
   if (!state.ok()) return state.status();
   absl::StatusOr<std::vector<ChosenDevice>> devices = ChooseDevices(config, &*state);
   if (!devices.ok()) return devices.status();
-  // Also when this run is killed. The next one finds what is held in any case: its owner is in the file.
+  // Covers a run that is killed, too. The next run finds held memory in any case, because the file names the owner.
   if (absl::Status status = SaveState(config.socket_dir, *state); !status.ok()) {
     spdlog::error("the default capacity of the next start may be too small: {}", status.ToString());
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Daemon: builds all parts in order, runs until it is told to stop, and takes them down in reverse.
+// Daemon: builds all parts in order, runs until told to stop, and takes the parts down in reverse.
 #ifndef VRAMBROKER_SERVER_DAEMON_H_
 #define VRAMBROKER_SERVER_DAEMON_H_
 
@@ -16,8 +16,8 @@ namespace vrambroker {
 using ConfigReader = std::function<absl::StatusOr<Config>()>;
 
 // Serves until SIGTERM or SIGINT; DataLoss: until no device could be used any more (device_lost). SIGHUP and
-// Admin.ReloadConfig apply what `read_again` gives to sessions that are opened from then on. REQUIRES: these signals
-// are blocked in every thread of the process.
+// Admin.ReloadConfig apply the result of `read_again` to sessions opened later. REQUIRES: all three signals are blocked
+// in every thread of the process.
 absl::Status RunDaemon(const Config& config, const ConfigReader& read_again);
 
 }  // namespace vrambroker

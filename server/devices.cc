@@ -25,7 +25,7 @@ bool HasDefaultCapacity(const Device& device, const Config& config) {
   return !config.capacity.has_value() && device.properties().kind == DeviceKind::kCuda;
 }
 
-// The configured capacity of a device, or a share of `memory_bytes`; `otherwise` without one.
+// The configured capacity of a device, or the configured share of `memory_bytes`; `otherwise` if not configured.
 uint64_t ConfiguredCapacity(const Config& config, uint64_t memory_bytes, uint64_t otherwise) {
   if (!config.capacity.has_value()) return otherwise;
   if (const uint64_t* bytes = std::get_if<uint64_t>(&*config.capacity)) return *bytes;
@@ -69,7 +69,7 @@ absl::StatusOr<uint64_t> ChooseCapacity(Device& device, const Config& config, Sa
   return capacity;
 }
 
-// Before a client finds out: a device whose memory cannot be shared is of no use here.
+// Checks before a client notices: a device whose memory cannot be shared is useless here.
 absl::Status CheckCanShare(Device& device) {
   const absl::StatusOr<DeviceSegment> segment = device.AllocateSegment(kSegmentGranuleBytes);
   if (!segment.ok()) return segment.status();

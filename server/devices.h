@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which devices the daemon serves, and how much of each.
+// Chooses the devices to serve, and the capacity of each.
 #ifndef VRAMBROKER_SERVER_DEVICES_H_
 #define VRAMBROKER_SERVER_DEVICES_H_
 
@@ -15,16 +15,16 @@
 
 namespace vrambroker {
 
-// A device, and how much of it the daemon may own.
+// A device, and the most bytes that the daemon may own.
 struct ChosenDevice {
   std::unique_ptr<Device> device;
   uint64_t capacity_bytes = 0;
-  uint64_t headroom_bytes = 0;  // beyond it, if it is what was free: see SegmentPoolOptions
+  uint64_t headroom_bytes = 0;  // beyond the capacity, if the capacity was the free memory: see SegmentPoolOptions
   uint64_t most_free_bytes = 0;
 };
 
-// The devices that the configuration asks for. Logs which were chosen and why. `state` is what the last run has left;
-// what this one is to leave goes into it.
+// Returns the configured devices. Logs the choice and the reasons. `state`: the last run's state; updated with the
+// state of this run.
 absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, SavedState* state);
 
 }  // namespace vrambroker

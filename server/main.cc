@@ -24,7 +24,7 @@
 
 namespace {
 
-// An option that takes the place of a field of the configuration. Empty: not given.
+// An option overriding a field of the configuration. Empty: not given.
 struct Override {
   const char* option;
   const char* field;
@@ -38,7 +38,7 @@ struct Options {
   std::string config;
   bool check_config = false;
   std::vector<Override> overrides;
-  std::optional<uint32_t> record_events;  // overrides its field, too
+  std::optional<uint32_t> record_events;  // overrides the field record_events
 };
 
 using Proto = vrambroker::config::v1::DaemonConfig;
@@ -113,7 +113,7 @@ std::unique_ptr<CLI::App> MakeApp(Options& options) {
   return app;
 }
 
-// The options never change, so that this reads the configuration again while the daemon runs, too.
+// The options never change, so LoadConfig() can also read the configuration again while the daemon runs.
 absl::StatusOr<vrambroker::Config> LoadConfig(const Options& options) {
   vrambroker::ConfigText text;
   if (!options.config.empty()) {
@@ -133,7 +133,7 @@ absl::StatusOr<vrambroker::Config> LoadConfig(const Options& options) {
   return vrambroker::CheckConfig(text);
 }
 
-// Threads of the daemon: the event loop, the first workers, one for each device, and those of the HTTP port.
+// Threads of the daemon: the event loop, the first workers, a thread for each device, and the HTTP port's threads.
 constexpr int kOwnThreads = 12;
 
 absl::Status Serve(const vrambroker::Config& config, const vrambroker::ConfigReader& reload) {
@@ -160,7 +160,7 @@ int main(int argc, char** argv) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&mask, signal);
   pthread_sigmask(SIG_BLOCK, &mask, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of the write
+  ::signal(SIGXFSZ, SIG_IGN);  // a write beyond the file size limit then returns an error
 
   Options options;
   const std::unique_ptr<CLI::App> app = MakeApp(options);
@@ -178,7 +178,7 @@ int main(int argc, char** argv) {
   }
 
   spdlog::set_default_logger(spdlog::stderr_color_mt("vrambrokerd"));
-  // Under systemd the journal adds time and level itself.
+  // Under systemd the journal adds time and level.
   vrambroker::SetLogFormat(config->log_format == "json" ? vrambroker::LogFormat::kJson : vrambroker::LogFormat::kText,
                            /*times=*/std::getenv("JOURNAL_STREAM") == nullptr);
   spdlog::set_level(spdlog::level::from_str(config->log_level));
