@@ -74,8 +74,7 @@ constexpr std::chrono::seconds kLastCalls(1);  // time for running calls to end 
 constexpr std::chrono::seconds kBetweenDescriptorErrors(10);
 constexpr std::chrono::seconds kHealthPeriod(2);
 constexpr std::chrono::seconds kReconciliationPeriod(5);
-constexpr int kLooksUntilLost = 3;                   // failed checks of a device in a row; a driver may fail
-                                                     // occasionally
+constexpr int kLooksUntilLost = 3;                   // failed checks in a row; a driver may fail once
 constexpr std::chrono::seconds kHealthPatience(30);  // with an unresponsive driver, before logging
 // A dead process is nearly, not strictly, a quiet GPU; see Config::settle_time.
 constexpr absl::Duration kCudaSettleTime = absl::Milliseconds(500);

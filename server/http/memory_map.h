@@ -53,7 +53,7 @@ struct DeviceMap {
 struct MemoryMapOptions {
   std::chrono::milliseconds patience{700};  // with all clients together
   std::chrono::milliseconds fresh{1000};    // no client is asked more often
-  std::chrono::milliseconds kept{5000};     // older answers are dropped; asks again after a missing answer
+  std::chrono::milliseconds kept{5000};     // maximum age of an answer; pause after a missing answer
   size_t max_blocks = 300'000;              // cached, of all sessions and devices: about 10 MB
   std::function<SteadyTime()> clock = [] { return std::chrono::steady_clock::now(); };
 };

@@ -61,7 +61,7 @@ void Timeline::AddSessions(const BrokerView& view, std::chrono::system_clock::ti
         continue;
       }
       std::deque<SessionSample>& kept = histories_[key];
-      // Keeps the newest sample only if a period has passed since the previous sample. Samples are not exactly on time.
+      // Replaces the last sample unless a period lies between the last two. Samples are not exactly on time.
       const bool is_full_step =
           kept.size() < 2 || kept.back().time - kept[kept.size() - 2].time > kSessionPeriod - kPeriod / 2;
       if (!is_full_step) kept.pop_back();

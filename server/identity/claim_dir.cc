@@ -301,8 +301,7 @@ absl::StatusOr<ClaimSockets> ListenClaim(const std::string& socket_dir, const st
   const absl::StatusOr<UniqueFd> dir = TakeDir(*base, name, path);
   if (!dir.ok()) return dir.status();
   absl::StatusOr<ClaimSockets> sockets = ListenIn(*dir, path);
-  absl::Status given = GiveDir(*dir, owner, path);  // even a directory that could not be used: the owner has to repair
-                                                    // it
+  absl::Status given = GiveDir(*dir, owner, path);  // also if unusable, for the owner to repair
   if (sockets.ok() && !given.ok()) return given;
   return sockets;
 }

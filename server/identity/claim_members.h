@@ -47,7 +47,7 @@ class ClaimMembers {
   ByProcess members_ ABSL_GUARDED_BY(mu_);
   UniqueFd file_ ABSL_GUARDED_BY(mu_);
   size_t lines_ ABSL_GUARDED_BY(mu_) = 0;
-  size_t most_lines_ ABSL_GUARDED_BY(mu_) = 0;  // then the file is written anew
+  size_t most_lines_ ABSL_GUARDED_BY(mu_) = 0;  // beyond, the file is rewritten
   bool has_warned_ ABSL_GUARDED_BY(mu_) = false;
 };
 

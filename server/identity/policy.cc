@@ -60,7 +60,7 @@ bool Matches(const PolicyRule& rule, const PolicySubject& subject, Reasons* reas
 
 uint64_t LimitBytes(const Limit& limit, uint64_t capacity_bytes) {
   if (const uint64_t* bytes = std::get_if<uint64_t>(&limit)) return std::min(*bytes, capacity_bytes);
-  // Cut, not rounded, as set_per_process_memory_fraction() does.
+  // Truncates, like set_per_process_memory_fraction().
   return std::min(capacity_bytes, static_cast<uint64_t>(std::get<double>(limit) * static_cast<double>(capacity_bytes)));
 }
 

@@ -152,7 +152,7 @@ std::optional<ProcessUser> ParseProcessUser(const std::string& text) {
     return numbers;
   };
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
-    // Real, effective, saved, of the file system.
+    // Fields: real, effective, saved, file system.
     if (absl::ConsumePrefix(&line, "Uid:")) {
       const std::vector<uint32_t> uids = ids(line);
       if (uids.size() < 2) return std::nullopt;

@@ -25,8 +25,7 @@ using enum prometheus::MetricType;
 void WriteSessionMetrics(const BrokerView& view, MetricFamilies& out) {
   std::array<uint64_t, 3> by_state{};
   for (const SessionView& session : view.sessions) {
-    ++by_state[std::min(static_cast<size_t>(session.state), by_state.size() - 1)];  // a session just being closed has
-                                                                                    // ended
+    ++by_state[std::min(static_cast<size_t>(session.state), by_state.size() - 1)];  // closed counts as ended
   }
   out.Family("vrambroker_sessions", "Sessions, by state.", Gauge);
   for (size_t state = 0; state < by_state.size(); ++state) {

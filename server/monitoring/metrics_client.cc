@@ -228,7 +228,7 @@ void WriteGauges(const std::vector<Row>& rows, MetricFamilies& out) {
       "Growth of what the client holds and cannot give back, at equal allocated bytes; 0 when there is no trend.",
       Gauge);
   for (const Row& row : rows) out.Sample(row.labels, row.held->fragmentation.bytes_per_second);
-  // Absent without a trend: an alert then ends, and no sum or mean has to do with infinity.
+  // Absent without a trend: an alert then ends, and sums and means stay finite.
   out.Family("vrambroker_client_refusal_expected_seconds",
              "Time until fragmentation that grows like this has requests of the client refused; only while it grows.",
              Gauge);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Explains a refusal for lack of memory beyond its figures: unused but unavailable memory, the reasons, and advice. Pure
-// functions.
+// Explains a refusal for lack of memory beyond its figures: unused but unavailable memory, the reasons, and advice.
+// Pure functions.
 #ifndef VRAMBROKER_SERVER_OOM_OOM_ADVICE_H_
 #define VRAMBROKER_SERVER_OOM_OOM_ADVICE_H_
 

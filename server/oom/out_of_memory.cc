@@ -258,7 +258,7 @@ OomCause CauseOf(const OomReport& report, OomCause refusal) {
     if (std::min(rooms.limit, rooms.share) < report.block_bytes) return OomCause::kLimit;
     return rooms.device < report.block_bytes ? OomCause::kCapacity : OomCause::kFragmentation;
   }
-  // A bound that can change while the request waits still belongs to the share's limit.
+  // Reports a share's limit as kLimit, although room may come while the request waits.
   return refusal == OomCause::kCapacity && IsShareLimit(report) ? OomCause::kLimit : refusal;
 }
 

@@ -102,8 +102,8 @@ class AdminService final : public v1::Admin::CallbackService {
   // the session's own user may take snapshots.
   absl::StatusOr<SessionPtr> FindForSnapshots(const absl::StatusOr<Asker>& asker, const v1::SessionRef& ref) const;
   v1::Claim Describe(const Claim& claim) const;
-  // Admits callers who may change all claims, or only their own: PermissionDenied for others, "uid 5 may not ACTION:
-  // ...".
+  // Admits callers with the right to change all claims, or only their own. Otherwise returns PermissionDenied:
+  // "uid 5 may not ACTION: ...".
   absl::StatusOr<ClaimAsker> AskForClaims(const grpc::CallbackServerContext& context, absl::string_view action) const;
   // Same errors as GetRefusalSnapshot.
   absl::StatusOr<std::shared_ptr<const HeapSnapshot>> FindRecording(const Asker& asker, uint64_t refusal) const;

@@ -22,9 +22,9 @@ struct DescriptorBudget {
   static DescriptorBudget Of(size_t limit, size_t max_connections_per_uid);
 
   // Decides whether a user with `open_of_user` of the `open_of_all` open connections may open another connection, by
-  // the rule of MayTakeAnother(). 1024 descriptors leave 120 places: cooperating users leave some free until the users
-  // are 11, and the last two places go to users without connections. `privileged` users, root and the daemon's own, may
-  // also use the places kept for root: up to `for_root` each, while any place is free. ResourceExhausted names the
+  // the rule of MayTakeAnother(). 1024 descriptors leave 120 places: cooperating users leave some free until 11 users
+  // cooperate, and the last two places go to users without connections. `privileged` users, root and the daemon's own,
+  // may also use the places kept for root: up to `for_root` each, while any place is free. ResourceExhausted names the
   // exhausted bound and the remedy.
   absl::Status Admit(size_t open_of_user, size_t open_of_all, bool privileged) const;
 

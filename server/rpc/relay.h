@@ -33,7 +33,7 @@ class Relay {
     // An error ends the relay. gRPC then gets neither the frame nor the bytes read along with it.
     virtual absl::Status OnClientFrame(const Http2Frame& frame) = 0;
     virtual absl::Status OnServerFrame(const Http2Frame& frame) = 0;
-    // The client has spoken: gRPC's end of the connection. Unavailable: not yet, and the owner calls Open() once more.
+    // Opens gRPC's end once the client has sent data. Unavailable: not yet, and the owner calls Open() later.
     virtual absl::StatusOr<UniqueFd> OpenServer() = 0;
     // Last call of the relay. Either a side has closed the connection, and the opposite side has received all bytes
     // sent before; or a call above has failed. The owner may destroy the relay.

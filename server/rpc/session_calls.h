@@ -67,7 +67,7 @@ class SessionCalls {
 
   // ---- Refusals ----
 
-  // Always an error: why the session was left without memory.
+  // Always returns an error: the reason for refusing memory to the session.
   void Explain(const SessionPtr& session, const v1::ExplainRequest& request, const Admission& admitted,
                const ExplainDone& done) const;
 

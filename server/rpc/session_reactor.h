@@ -62,7 +62,7 @@ class SessionReactor : public grpc::ServerBidiReactor<v1::SessionRequest, v1::Se
   absl::Status HandleResumeMore(const v1::ResumeMore& part);
   // Notes the segments held by the client, and resumes the session unless `more` follows.
   absl::Status ResumeWith(const google::protobuf::RepeatedField<uint64_t>& segment_ids, bool more);
-  // The broker has opened or resumed the session, or says why not. Returns the welcome.
+  // Called with the opened or resumed session, or with the broker's error. Returns the welcome.
   absl::StatusOr<v1::SessionResponse> Opened(const absl::StatusOr<SessionPtr>& session, const AllocConf& conf);
   // For an open session. Makes, meters and answers a call, refusals included. False: the message is not a call.
   bool HandleCall(const v1::SessionRequest& request, const Admission& admitted);

@@ -57,7 +57,7 @@ ClaimState StateOf(SavedClaims::State state) {
                                           : ClaimState::kActive;
 }
 
-// But for the name and the state.
+// Text of a claim without its name and state.
 std::string TermsTextOf(const Claim& claim) {
   SavedClaims::Claim saved;
   *saved.mutable_terms() = ToProto(claim.terms);
