@@ -40,7 +40,7 @@ absl::StatusOr<v1::SessionDevice> DeviceOf(const v1::Session& session, int devic
   return session.devices(device);
 }
 
-// Returns the session that is named, as its client counts it now; or all sessions, as they were reported last.
+// Returns the named session, as its client counts now; or all sessions, as last reported.
 absl::StatusOr<v1::ListSessionsResponse> SessionsFor(const Context& context, const std::optional<std::string>& named) {
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();

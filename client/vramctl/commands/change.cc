@@ -12,7 +12,7 @@
 namespace vrambroker::vramctl {
 namespace {
 
-// A command: makes the change and prints what came of it.
+// Runs a command: makes the change and prints the result.
 absl::Status Run(const Context& context, const std::string& session, const SessionChange& change) {
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();

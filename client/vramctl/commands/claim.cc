@@ -72,7 +72,7 @@ absl::Status SetLabels(const std::vector<std::string>& texts, Labels& labels) {
   return absl::OkStatus();
 }
 
-// "created: limit 8.00 GiB on device 0, reserved 0 B", and where its sockets are.
+// Prints "created: limit 8.00 GiB on device 0, reserved 0 B", and the directory of the sockets.
 void PrintClaim(const Context& context, const v1::Claim& claim, const char* what) {
   if (context.json) return Print(ToJson(claim));
   std::printf("%s: %s\n", claim.name().c_str(), what);
@@ -165,7 +165,7 @@ absl::Status ShowClaim(const Context& context) {
   const absl::StatusOr<v1::Claim> read = ReadClaim(*daemon, context.claim.name);
   if (!read.ok()) return read.status();
   const v1::Claim& claim = *read;
-  // An owner without the right OBSERVER sees the claim, but not whose its sessions are.
+  // An owner without the right OBSERVER sees the claim, but not which claim each session belongs to.
   v1::ListSessionsResponse all;
   const absl::Status listed = Call(*daemon, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &all);
   v1::ListSessionsResponse sessions;

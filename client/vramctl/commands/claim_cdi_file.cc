@@ -25,7 +25,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The directory of sockets that the file at `path` mounts; empty: there is no such file.
+// Returns the directory of sockets mounted by the file at `path`; empty: no such file.
 std::string MountedBy(const std::string& path) {
   std::ifstream file(path);
   const Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);
@@ -34,7 +34,7 @@ std::string MountedBy(const std::string& path) {
                                                                                  : "";
 }
 
-// With what a user can do about it.
+// Adds advice for users to errors.
 absl::Status WriteForRuntimes(const std::string& path, const std::string& text) {
   const std::string folder = std::filesystem::path(path).parent_path();
   absl::Status status;
@@ -52,7 +52,7 @@ absl::Status WriteForRuntimes(const std::string& path, const std::string& text) 
 absl::Status WriteCdiFile(const v1::Claim& claim, const std::string& output, const std::string& preload) {
   const absl::StatusOr<Json> cdi = ClaimCdi(claim, preload);
   if (!cdi.ok()) return Refusal(cdi.status());
-  // Runtimes take the path for one of this machine. A daemon in a container may know its directory by another.
+  // Runtimes resolve the path on this machine. A daemon in a container may know its directory by another path.
   if (const std::string& dir = claim.socket_dir(); access(dir.c_str(), F_OK) != 0 && errno == ENOENT) {
     return Refusal(absl::FailedPreconditionError(absl::StrCat(
         "there is no ", dir,
@@ -66,7 +66,7 @@ absl::Status WriteCdiFile(const v1::Claim& claim, const std::string& output, con
     return Refusal(absl::AlreadyExistsError(
         absl::StrCat(path, " gives containers ", other, ", another claim: remove the file if nothing needs it")));
   }
-  umask(022);  // runtimes of all users read it; the daemon asks who connects
+  umask(022);  // let runtimes of all users read the file; the daemon checks who connects
   return output.empty() ? WriteForRuntimes(path, text) : WriteFile(path, text);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where `vramctl claim cdi` writes: files that container runtimes read.
+// Where `vramctl claim cdi` writes: files read by container runtimes.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_CLAIM_CDI_FILE_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_CLAIM_CDI_FILE_H_
 
@@ -11,13 +11,13 @@
 
 namespace vrambroker::vramctl {
 
-// `output`: a file, "-" for standard output, or empty for where runtimes look (CdiPath()). Refuses what runtimes could
-// not use, and to replace the file of another claim. Changes this process's umask.
+// `output`: a file, "-" for standard output, or empty for CdiPath(), where runtimes look. Refuses claims unusable by
+// runtimes, and refuses to replace the file of another claim. Changes the umask of the process.
 // `preload` is for ClaimCdi().
 absl::Status WriteCdiFile(const v1::Claim& claim, const std::string& output, const std::string& preload);
 
-// Removes the file of this claim in the runtimes' directory: a container with its device would not start any more.
-// One of another daemon's claim of that name stays. Errors are said on stderr. `socket_dir`: the daemon's.
+// Removes the claim's file from the runtimes' directory, since a container with its device could no longer start. Keeps
+// the file if its claim belongs to another daemon. Errors go to stderr. `socket_dir`: the daemon's.
 void RemoveCdiFile(const std::string& claim, const std::string& socket_dir);
 
 }  // namespace vrambroker::vramctl

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The commands of vramctl. Each prints its result to standard output; a status that is not OK is the caller's to print.
+// The commands of vramctl. Each prints its result to standard output; the caller prints a status other than OK.
 // InvalidArgument means wrong use, unless IsRefusal().
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_COMMANDS_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_COMMANDS_H_
@@ -20,25 +20,25 @@
 
 namespace vrambroker::vramctl {
 
-// SESSION is as ParseSessionRef() reads it.
+// ParseSessionRef() parses SESSION.
 absl::Status Status(const Context& context);
 absl::Status Sessions(const Context& context);
-// A live view on a terminal, until it is told to quit.
+// Shows a live view on a terminal until the user quits.
 absl::Status Top(const Context& context);
-// A line of JSON at each interval, with the values of status and sessions. Ends quietly when nobody reads it any more.
+// Writes a line of JSON at each interval, with the values of status and sessions. Ends quietly when the reader is gone.
 absl::Status Watch(const Context& context);
-// Of these two. InvalidArgument: out of bounds.
+// Returns the interval of Top() or Watch(). InvalidArgument: out of bounds.
 absl::StatusOr<absl::Duration> IntervalOf(const Context& context);
-// The segments of a session, or of all, with their blocks. What cannot be had of one of them is said in its place.
+// Prints the segments of a session, or of all, with their blocks. An error for a session is printed in its place.
 absl::Status Map(const Context& context, const std::optional<std::string>& session);
-// The last requests that got no memory, newest first.
+// Prints the last refused requests, newest first.
 absl::Status Ooms(const Context& context);
-// Which settings would have served one of them, by trying them on what was recorded.
+// Finds settings able to serve a refused request, by trying them on the recording.
 absl::Status DiagnoseRefusal(const Context& context, uint64_t refusal);
-// The same of the last one of a session, which may have ended. Where none is on record: which settings would have
-// needed less for what the session did.
+// Diagnoses the last refusal of a session, live or ended. Without a refusal on record: finds settings able to run the
+// session with less memory.
 absl::Status DiagnoseSession(const Context& context, const std::string& session);
-// Does that for a snapshot in a file, without a daemon.
+// Diagnoses a snapshot in a file, without a daemon.
 absl::Status DiagnoseFile(const Context& context, const std::string& path);
 absl::Status Stats(const Context& context, const std::optional<std::string>& session);
 absl::Status Summary(const Context& context, const std::optional<std::string>& session);
@@ -48,10 +48,10 @@ absl::Status SetPriority(const Context& context, const std::string& session, con
 absl::Status ShowQuarantine(const Context& context);
 absl::Status Trim(const Context& context, const std::string& session);
 absl::Status End(const Context& context, const std::string& session);
-// Has the driver get what the daemon caches: of context.only_device, or of all.
+// Makes the daemon return its cached memory to the driver: of context.only_device, or of all devices.
 absl::Status ReleaseIdle(const Context& context);
 
-// context.claim says which, and what.
+// context.claim names the claim and holds its terms.
 absl::Status CreateClaim(const Context& context);
 absl::Status ChangeClaim(const Context& context);
 absl::Status ShowClaims(const Context& context);
@@ -59,39 +59,41 @@ absl::Status ShowClaim(const Context& context);
 absl::Status RemoveClaim(const Context& context);
 absl::Status WriteClaimCdi(const Context& context);
 
-// What the policy grants to whom context.policy describes (nobody: this process), and why.
+// Explains the policy's grants to the client described by context.policy (default: this process).
 absl::Status ExplainPolicy(const Context& context);
-// Has the daemon read its configuration file again.
+// Makes the daemon reload its configuration file.
 absl::Status Reload(const Context& context);
 
-// Has a session keep its last `events` events; 0: none.
+// Makes a session keep its last `events` events; 0: none.
 absl::Status Record(const Context& context, const std::string& session, const std::string& events);
-// Writes a session's heaps as PyTorch's snapshot to context.output: JSON for names that end in .json and for "-"
+// Writes a session's heaps as a PyTorch snapshot to context.output: JSON for names ending in .json and for "-"
 // (standard output), else a pickle.
 absl::Status Snapshot(const Context& context, const std::string& session);
-// Prints what has grown from one file to another.
+// Prints the growth from the first file to the second.
 absl::Status DiffSnapshots(const Context& context, const std::string& before, const std::string& after);
 
-// Records a session for a while, or until a request of it is refused, and writes what Snapshot() does, with the events
-// of that time. A signal ends it early. A recording that goes on already goes on; else the session records nothing
-// afterwards. When the session ends meanwhile, what was read before is written, and the status says so.
+// Records a session for a while, or until a request is refused, and writes a snapshot as Snapshot() does, with the
+// events of this period. A signal ends the recording early. If the session was recording before, its recording
+// continues afterwards; else it stops. If the session ends meanwhile, writes the data read so far and reports the end
+// in the status.
 absl::Status RunTrace(const Context& context, const std::string& session);
 
-// A client that allocates, writes a pattern, says where it is and holds until SIGINT or SIGTERM; then it verifies the
-// pattern. A daemon that goes away is reached again. Fails when it is refused, when an operator ends its session, when
-// there is no daemon at the end, or when it finds other bytes than it wrote.
+// Runs a client: allocates, writes a pattern, prints its address, holds until SIGINT or SIGTERM, then verifies the
+// pattern. Reconnects to a restarted daemon. Fails if refused, if an operator ends the session, if no daemon is running
+// at the end, or if the bytes have changed.
 absl::Status Hold(const Context& context, const std::string& bytes);
 
-// A program, context.run.program, with a claim for its processes. A status with the exit code of vramctl: see
+// Runs a program, context.run.program, with a claim for its processes. The status carries the exit code of vramctl: see
 // exit_code.h.
 absl::Status Run(const Context& context);
 
-// Without a daemon: a trace through the allocator with a simulated device.
+// Replays a trace through the allocator with a simulated device, without a daemon.
 absl::Status RunReplay(const Context& context, const std::string& trace);
-// The same with a grid of settings: which would have needed less.
+// Replays a trace with a grid of settings to find those needing less memory.
 absl::Status RunTune(const Context& context, const std::string& trace);
 
-// Before a job runs: what a training step needs, what serving needs, whether several jobs fit on one device.
+// Plans before a job runs: the memory of a training step, the memory for serving, whether several jobs fit on one
+// device.
 absl::Status PlanTrain(const Context& context);
 absl::Status PlanServe(const Context& context);
 absl::Status PlanShare(const Context& context);
@@ -102,8 +104,8 @@ absl::StatusOr<SettingsTarget> TargetOf(const Context& context);
 // For replay, tune and plan. InvalidArgument names the flag, or the file and its line.
 absl::StatusOr<ReplayConfig> ReplayConfigOf(const ReplayFlags& flags);
 absl::StatusOr<Trace> ReadTraceArgument(const Context& context, const std::string& path);
-// With the settings of the recording, unless the flags name others. ResourceExhausted: the device has no room for what
-// the trace begins with.
+// Uses the settings of the recording, unless the flags name different ones. ResourceExhausted: the device has no room
+// for the memory held at the start of the trace.
 absl::StatusOr<ReplayConfig> ConfigFor(const ReplayFlags& flags, const Trace& trace, const ReplayConfig& given);
 
 }  // namespace vrambroker::vramctl

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl diagnose, vramctl ooms --diagnose: which settings would have served a request that was refused, by trying.
+// vramctl diagnose, vramctl ooms --diagnose: finds settings able to serve a refused request, by trying them.
 #include "allocator/replay/diagnose.h"
 
 #include <sys/resource.h>
@@ -39,20 +39,20 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The job that was refused may run on, on the same processors.
+// The refused job may still be running on these processors.
 void YieldToOthers() {
   constexpr int kNice = 10;
   (void)setpriority(PRIO_PROCESS, 0, kNice);
 }
 
-// A replay holds all that the recording begins with.
+// Each replay holds everything present at the start of the recording.
 int ThreadsFor(const Trace& trace) {
   constexpr uint64_t kManyIds = 1'000'000;
   const int half = static_cast<int>(std::thread::hardware_concurrency()) / 2;
   return trace.ids > kManyIds ? 1 : std::clamp(half, 1, 8);
 }
 
-// How long settings are tried. A recording of many frees that wait for streams takes long to replay.
+// Time limit for trying settings. A recording with many frees waiting for streams is slow to replay.
 constexpr absl::Duration kTime = absl::Seconds(120);
 
 std::string NotAll(bool is_complete) {
@@ -73,8 +73,8 @@ absl::StatusOr<Trace> TraceOf(const HeapSnapshot& heap) {
   return trace;
 }
 
-// What a replay does not show as it was, or cannot. That it begins in the middle is said anyway.
-// `with_refused`: requests that were refused are replayed, too.
+// Lists differences between the replay and the recording, except a start in the middle, reported elsewhere.
+// `with_refused`: refused requests are replayed, too.
 std::vector<std::string> NotesOf(const Trace& trace, bool with_refused) {
   std::vector<std::string> notes;
   for (const std::string& note : trace.notes) {
@@ -87,7 +87,7 @@ std::vector<std::string> NotesOf(const Trace& trace, bool with_refused) {
 
 double SecondsOf(const HeapSnapshot& heap) {
   if (heap.history.empty()) return 0;
-  // What a client sends can be any number.
+  // Clients can send any number.
   return (static_cast<double>(heap.history.back().time_us) - static_cast<double>(heap.history.front().time_us)) / 1e6;
 }
 
@@ -96,7 +96,7 @@ std::string SettingsName(const AllocatorOptions& options) {
   return text.empty() ? "default" : text;
 }
 
-// With the memory fraction that the session had, which replays leave out: settings replace others as a whole.
+// Adds the session's memory fraction, omitted by replays: new settings replace the old ones as a whole.
 AllocatorOptions WithFraction(AllocatorOptions options, const HeapSnapshot& heap, const SettingsTarget& target) {
   options.per_process_memory_fraction = heap.options.per_process_memory_fraction;
   return target.Nearest(options);
@@ -114,17 +114,17 @@ Json TrialJson(const Trial& trial, const HeapSnapshot& heap, const SettingsTarge
           {"spare_bytes", trial.spare_bytes}};
 }
 
-// Blocks and segments that were there when the recording began, whatever settings are tried. Segments that are leased
-// whole are so from the beginning on, and no setting is about them.
+// True if the recording began with no memory placed by the old settings. Segments leased whole do not count: no setting
+// affects them.
 bool IsFromTheBeginning(const HeapSnapshot& heap, const Trace& trace) {
   uint64_t whole = 0;
   for (const SegmentSnapshot& segment : heap.segments) whole += segment.whole ? segment.bytes : 0;
   return trace.start.ReservedBytes() <= whole;
 }
 
-// Why that is no answer for the whole job, and how to get one.
+// Explains why the diagnosis does not cover the whole job.
 std::string OnlyTheEnd(const HeapSnapshot& heap) {
-  // A free may be two of those that are listed, and is kept as one.
+  // A free may be listed as two events, but is kept as a single event.
   const uint64_t events = std::min<uint64_t>(heap.history.size(), heap.max_events);
   return absl::StrCat("only the end of the session was tried, of the last ", Counted(events, "event"),
                       "; what was held before was placed by the old settings");
@@ -144,11 +144,12 @@ struct Diagnosed {
   const RefusalToDiagnose& refusal;
   const SettingsTarget& target;
   const Diagnosis& diagnosis;
-  std::optional<uint64_t> live_limit_bytes;  // of the session now, if it lives
+  std::optional<uint64_t> live_limit_bytes;  // the session's current limit, if the session is live
   const bool is_from_the_beginning = IsFromTheBeginning(heap, trace);
 };
 
-// How to get the bound that serves it: each bound that is in the way has to give. Empty: not up to the capacity.
+// Advises how to reach the needed bound: each limiting bound must be raised. Empty: no bound up to the capacity serves
+// the request.
 std::string MoreRoom(const Diagnosed& of) {
   if (!of.diagnosis.needed_bound_bytes.has_value()) return "";
   const v1::OutOfMemory& report = of.event.out_of_memory();
@@ -157,7 +158,7 @@ std::string MoreRoom(const Diagnosed& of) {
   const auto mib = [](uint64_t bytes) { return absl::StrCat(RoundUpTo(bytes, 1_MiB) / 1_MiB, "MiB"); };
   std::vector<std::string> parts;
   if (needed > report.limit_bytes()) {
-    if (!of.live_limit_bytes.has_value()) {  // a later session may have its name
+    if (!of.live_limit_bytes.has_value()) {  // a later session may have taken the name
       parts.push_back(absl::StrCat("run it with a limit of ", mib(needed)));
     } else if (*of.live_limit_bytes >= needed) {
       parts.push_back(
@@ -167,7 +168,7 @@ std::string MoreRoom(const Diagnosed& of) {
                                    SessionText(of.event.client()), " ", mib(needed), ")"));
     }
   }
-  // Growth within the guarantee is charged to the user, or the claim, already.
+  // The user, or the claim, is already charged for growth within the guarantee.
   const uint64_t guaranteed = report.guarantee_bytes() - std::min(report.guarantee_bytes(), report.reserved_bytes());
   const uint64_t growth_of_share = growth - std::min(growth, guaranteed);
   if (report.user_limit_bytes() > 0 && report.user_reserved_bytes() + growth_of_share > report.user_limit_bytes()) {
@@ -196,8 +197,8 @@ std::string MoreRoom(const Diagnosed& of) {
   return absl::StrJoin(parts, " and ");
 }
 
-// What to do, the best first, where no setting that was tried helps, or it is not sure to. Each was tried, too, but for
-// recording more.
+// Lists advice, best first, where no tried setting helps, or not surely. All advice was tried, except for recording
+// more.
 std::vector<std::string> NextSteps(const Diagnosed& of) {
   const Diagnosis& diagnosis = of.diagnosis;
   std::vector<std::string> steps;
@@ -313,7 +314,7 @@ void PrintDiagnosis(const Diagnosed& of) {
   PrintSteps("The next best", steps);
 }
 
-// Null where the answer is of the whole session.
+// Null if the diagnosis covers the whole session.
 Json Caveat(const HeapSnapshot& heap, bool is_from_the_beginning) {
   return is_from_the_beginning ? Json() : Json(OnlyTheEnd(heap));
 }
@@ -361,7 +362,7 @@ void PrintRefusal(const v1::OutOfMemoryEvent& event, const OutOfMemory& oom) {
   std::printf("why: %s\n", oom.explanation.c_str());
 }
 
-// A request that is larger than the device. Nothing is recorded of those, since there is nothing to try.
+// Handles a request larger than the device. No recording exists, since no setting can help.
 void SayThatNoDeviceHasIt(const Context& context, const SettingsTarget& target, const v1::OutOfMemoryEvent& event,
                           const OutOfMemory& oom) {
   const std::string step = absl::StrCat("ask for less: the device has ", FormatBytes(oom.device_capacity_bytes));
@@ -394,7 +395,7 @@ void SayThatNoDeviceHasIt(const Context& context, const SettingsTarget& target, 
          {"next_steps", Json::array({step})}});
 }
 
-// The refusals on record, newest first; of one session, or of all.
+// Returns the refusals on record, newest first; of one session, or of all.
 absl::StatusOr<v1::ListOutOfMemoryResponse> Refusals(Daemon& daemon, const std::optional<v1::SessionRef>& session) {
   v1::ListOutOfMemoryRequest request;
   if (session.has_value()) *request.mutable_session() = *session;
@@ -417,7 +418,7 @@ absl::Status DiagnoseEvent(const Context& context, const SettingsTarget& target,
   if (absl::Status status = CheckHasBlocks({*heap}, event.client()); !status.ok()) return status;
   const absl::StatusOr<Trace> trace = TraceOf(*heap);
   if (!trace.ok()) return trace.status();
-  // The last one of that size: other requests may have been refused before the recording was taken.
+  // Take the last refusal of this size: more requests may have been refused before the recording was taken.
   const std::vector<size_t>& refused = trace->recorded_refusals;
   const auto found = std::find_if(refused.rbegin(), refused.rend(),
                                   [&](size_t op) { return trace->ops[op].bytes == oom.block_bytes; });
@@ -456,7 +457,7 @@ absl::Status DiagnoseEvent(const Context& context, const SettingsTarget& target,
   return absl::OkStatus();
 }
 
-// A session that has not been refused: what else would have served what it did so far, with less.
+// Diagnoses a session without refusals: finds settings able to do its work so far with less memory.
 absl::Status DiagnoseHeap(const Context& context, const SettingsTarget& target, Daemon& daemon,
                           const v1::Session& session) {
   const auto device = static_cast<uint32_t>(context.only_device.value_or(0));
@@ -550,10 +551,10 @@ absl::Status DiagnoseSession(const Context& context, const std::string& session)
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
   YieldToOthers();
-  // Names are unique among live sessions only: one that lives is meant, else the last that has ended.
+  // Names are unique among live sessions only: prefer a live session, else the last ended session.
   const v1::SessionRef wanted = ParseSessionRef(session);
   const absl::StatusOr<v1::Session> live = GetSession(*daemon, wanted);
-  if (absl::IsInvalidArgument(live.status())) return live.status();  // two live ones are meant
+  if (absl::IsInvalidArgument(live.status())) return live.status();  // the name matches two live sessions
   const absl::StatusOr<v1::ListOutOfMemoryResponse> refusals =
       Refusals(*daemon, live.ok() ? SessionRefOf(live->id()) : wanted);
   if (!refusals.ok()) return refusals.status();
@@ -572,7 +573,7 @@ absl::Status DiagnoseSession(const Context& context, const std::string& session)
     }
     return DiagnoseEvent(context, *target, *daemon, event);
   }
-  if (newest != nullptr) return DiagnoseEvent(context, *target, *daemon, *newest);  // says why it cannot be
+  if (newest != nullptr) return DiagnoseEvent(context, *target, *daemon, *newest);  // reports the missing recording
   if (!live.ok() && !refusals->events().empty() && context.only_device.has_value()) {
     return Refusal(absl::NotFoundError(absl::StrCat(session, " has ended, and was not refused on device ",
                                                     *context.only_device, " that is on record")));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl diagnose FILE: what a snapshot holds, without a daemon; with the settings that would have needed less where
-// it has a history.
+// vramctl diagnose FILE: summarizes a snapshot without a daemon; if the snapshot has a history, also finds settings
+// needing less memory.
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>

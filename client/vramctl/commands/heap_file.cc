@@ -35,7 +35,7 @@ nlohmann::ordered_json HeapSumsJson(const HeapSums& sums) {
 
 absl::StatusOr<std::vector<HeapSnapshot>> ReadHeapFile(const std::string& path) {
   const absl::StatusOr<std::string> bytes = ReadMaybeGzipped(path);
-  // A file that is not there is a wrong argument like any other.
+  // A missing file is an ordinary wrong argument.
   if (!bytes.ok()) return absl::InvalidArgumentError(bytes.status().message());
   if (bytes->empty() || bytes->front() != '\x80') {
     return absl::InvalidArgumentError(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Snapshots in files, where a command otherwise asks the daemon for a session's.
+// Snapshots in files, for commands normally asking the daemon for a session's snapshot.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_HEAP_FILE_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_COMMANDS_HEAP_FILE_H_
 
@@ -15,16 +15,16 @@
 
 namespace vrambroker::vramctl {
 
-// Whether an argument that may name a session names a file: it has a slash, ends in .pickle or .pickle.gz, or is the
-// name of a file here. name:NAME is always a session.
+// Whether an argument names a file rather than a session: the argument has a slash, ends in .pickle or .pickle.gz, or
+// is the name of a file here. name:NAME is always a session.
 bool IsHeapFile(const std::string& argument);
 
 nlohmann::ordered_json HeapSumsJson(const HeapSums& sums);
 
-// The heaps of a pickled snapshot, by device. InvalidArgument names the file.
+// Reads the heaps of a pickled snapshot, by device. InvalidArgument names the file.
 absl::StatusOr<std::vector<HeapSnapshot>> ReadHeapFile(const std::string& path);
 
-// InvalidArgument when context.only_device is a device that the file does not have.
+// InvalidArgument if the file lacks the device context.only_device.
 absl::Status CheckHeapDevice(const Context& context, const std::vector<HeapSnapshot>& heaps);
 
 }  // namespace vrambroker::vramctl

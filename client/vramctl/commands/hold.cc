@@ -33,10 +33,10 @@
 namespace vrambroker::vramctl {
 namespace {
 
-// The pattern is written and verified in pieces of this many words.
+// Words per piece: the pattern is written and verified in pieces.
 constexpr uint64_t kPieceWords = 1 << 17;
 
-// Fills `piece` with the pattern from word `first` on; it differs between sessions and between words of one
+// Fills `piece` with the pattern from word `first` on. Patterns differ between sessions and between the words of a
 // buffer.
 void MakePattern(uint64_t session, uint64_t first, std::vector<uint64_t>& piece) {
   for (uint64_t i = 0; i < piece.size(); ++i) piece[i] = (session << 48) ^ ((first + i) * 0x9E3779B97F4A7C15u);
@@ -72,7 +72,7 @@ absl::Status VerifyPattern(const Buffer& buffer, uint64_t session) {
   });
 }
 
-// While it lives, a signal ends the process at once: there is nothing yet that must be given back in order.
+// During its lifetime a signal ends the process at once, since no cleanup is needed yet.
 class EndOnSignal {
  public:
   explicit EndOnSignal(int signals)
@@ -121,20 +121,20 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
   if (!complete.ok()) return complete.status();
   options = *std::move(complete);
 
-  // Blocked before the library starts its threads, so that every thread inherits it.
+  // Block signals before the library starts its threads, so that every thread inherits the mask.
   sigset_t mask;
   sigemptyset(&mask);
   for (const int signal : {SIGINT, SIGTERM}) sigaddset(&mask, signal);
   pthread_sigmask(SIG_BLOCK, &mask, nullptr);
   const UniqueFd signals(signalfd(-1, &mask, SFD_CLOEXEC));
-  // A daemon that goes is reached again by the library, which logs both. Only an operator ends the session for good.
+  // The library reconnects to a restarted daemon and logs both events. Only an operator ends the session for good.
   const UniqueFd ended(eventfd(0, EFD_CLOEXEC));
   options.on_lost = [&ended](const absl::Status& why) {
     const uint64_t one = 1;
     if (absl::IsAborted(why)) (void)!write(ended.get(), &one, sizeof one);
   };
   options.log = [](const std::string& line) {
-    // Hold() returns that the session has ended.
+    // Hold() returns the end of the session as its status.
     if (!absl::StrContains(line, "the session has ended")) std::fprintf(stderr, "vramctl: %s\n", line.c_str());
   };
 
@@ -147,7 +147,7 @@ absl::Status Hold(const Context& context, const std::string& bytes_text) {
   absl::StatusOr<Buffer> buffer = client->Allocate(*bytes, context.device);
   if (!buffer.ok()) return Refusal(buffer.status());
   notice.reset();
-  const uint64_t session = client->session_id();  // another daemon gives it another number
+  const uint64_t session = client->session_id();  // a restarted daemon assigns another id
   if (absl::Status status = WritePattern(*buffer, session); !status.ok()) return status;
   end_on_signal.reset();
   const std::string name = CleanName(context.name).name;

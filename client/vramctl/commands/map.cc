@@ -45,7 +45,7 @@ struct Paper {
   bool utf8;
   bool colour;
 
-  // Never cut: figures matter more than the layout.
+  // Never clips lines: figures matter more than the layout.
   void Print(const Line& line) const { std::printf("%s\n", Render(line, colour).c_str()); }
   void Print(const std::vector<Line>& items) const {
     for (const Line& line : Pack(items, width)) Print(line);
@@ -227,7 +227,7 @@ absl::Status Map(const Context& context, const std::optional<std::string>& sessi
     if (!found.ok()) return found.status();
     sessions = {*std::move(found)};
   }
-  // One after the other: the daemon takes only so many snapshots at a time for one user.
+  // Read sequentially: the daemon limits concurrent snapshots per user.
   std::vector<Mapped> all;
   for (const v1::Session& each : sessions) {
     for (const v1::SessionDevice& device : each.devices()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl ooms: who got no memory lately, and why.
+// vramctl ooms: shows who was refused memory lately, and why.
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -41,7 +41,7 @@ std::string PinnedText(const OutOfMemory::PinnedSegment& pinned) {
   return text;
 }
 
-// What stands below the event's row.
+// Prints the details below the event's row.
 void PrintReport(const v1::OutOfMemoryEvent& event) {
   const OutOfMemory oom = client_internal::FromProto(event.out_of_memory());
   if (!oom.explanation.empty()) std::printf("  why: %s\n", oom.explanation.c_str());
@@ -62,7 +62,7 @@ void PrintReport(const v1::OutOfMemoryEvent& event) {
   if (!oom.scope.empty()) std::printf("  in:  scope %s\n", Printable(oom.scope).c_str());
   for (const std::string& line : ScopeLines(uses, uses.size())) std::printf("       %s\n", line.c_str());
   std::printf("  do:  %s\n", oom.advice.c_str());
-  // The advice on fragmentation says so itself.
+  // The advice on fragmentation already suggests --diagnose.
   if (event.recorded() && oom.cause != OutOfMemory::Cause::kFragmentation) {
     std::printf("  try: vramctl ooms --diagnose %s\n", absl::StrCat(event.out_of_memory().refusal()).c_str());
   }

@@ -4,7 +4,7 @@
 
 namespace vrambroker::vramctl {
 
-// Cells of a line of standard output: as COLUMNS or the terminal says, else `otherwise`; 60 to 1000.
+// Returns the cells per line of standard output: from COLUMNS or the terminal, else `otherwise`; 60 to 1000.
 int OutputColumns(int otherwise);
 
 }  // namespace vrambroker::vramctl

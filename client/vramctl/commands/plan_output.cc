@@ -37,7 +37,7 @@ absl::StatusOr<plan::ModelShape> ReadConfig(const PlanFlags& flags) {
   return shape;
 }
 
-// As models are called: "7B", "6.7B", "124M". Without a letter: a whole number.
+// Parses counts as in model names: "7B", "6.7B", "124M". Without a letter: a whole number.
 absl::StatusOr<uint64_t> ParametersOf(const std::string& text) {
   constexpr absl::string_view kLetters = "KMBT";
   const size_t letter = text.empty() ? kLetters.npos : kLetters.find(absl::ascii_toupper(text.back()));
@@ -126,7 +126,7 @@ absl::Status CheckPlanOutput(const std::string& path, const std::vector<std::str
   if (path.empty()) return absl::OkStatus();
   if (absl::Status status = CheckSnapshotPath(path); !status.ok()) return status;
   for (const std::string& input : inputs) {
-    std::error_code none;  // where one of the two does not exist
+    std::error_code none;  // ignores a missing file
     if (path != "-" && std::filesystem::equivalent(path, input, none)) {
       return absl::InvalidArgumentError(absl::StrCat("-o ", path, ": that is what is read; name another file"));
     }

@@ -26,7 +26,7 @@ absl::StatusOr<plan::ServingOptions> ServingOptionsOf(const plan::ModelShape& sh
     const char* option;
     const std::string& text;
     uint64_t& number;
-    bool is_optional = false;  // 0 stands for "not given", so it cannot be given
+    bool is_optional = false;  // 0 stands for "not given", so users cannot pass 0
   } numbers[] = {{"--seq", flags.seq, options.seq, true},
                  {"--sequences", flags.sequences, options.sequences},
                  {"--prefill-tokens", flags.prefill_tokens, options.prefill_tokens, true}};

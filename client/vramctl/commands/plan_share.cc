@@ -54,7 +54,7 @@ const char* NameOf(plan::Fit fit) {
   return "";
 }
 
-// Why they do not fit: one that does not even fit alone, or all of them.
+// Explains why the jobs do not fit: one job alone is too large, or all jobs together are.
 std::string Excess(const std::vector<plan::JobProfile>& profiles, uint64_t device_bytes) {
   const auto largest = std::max_element(profiles.begin(), profiles.end(), [](const auto& a, const auto& b) {
     return a.smallest_device < b.smallest_device;

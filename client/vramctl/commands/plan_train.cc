@@ -30,7 +30,7 @@ absl::StatusOr<plan::TrainingOptions> TrainingOptionsOf(const plan::ModelShape& 
     const char* option;
     const std::string& text;
     uint64_t& number;
-    bool is_optional = false;  // 0 stands for "not given", so it cannot be given
+    bool is_optional = false;  // 0 stands for "not given", so users cannot pass 0
   } numbers[] = {{"--batch", flags.batch, options.batch},
                  {"--seq", flags.seq, options.seq, true},
                  {"--zero", flags.zero, options.zero_stage},
@@ -57,7 +57,7 @@ absl::StatusOr<plan::TrainingOptions> TrainingOptionsOf(const plan::ModelShape& 
   return plan::CheckTraining(shape, options);
 }
 
-// What the allocator makes of the step with one way of checkpointing.
+// Simulation of the step in the allocator with one way of checkpointing.
 struct Simulated {
   plan::Checkpoint checkpoint = plan::Checkpoint::kNone;
   plan::TrainingMemory memory;
@@ -76,7 +76,7 @@ absl::StatusOr<Simulated> Simulate(const plan::ModelShape& shape, plan::Training
   ReplayConfig unlimited = config;
   unlimited.device_bytes = ReplayConfig::kUnlimitedBytes;
   simulated.summary = SummarizeReplay(trace, unlimited);
-  // More than the peak is never needed by much; this is where the bisection begins.
+  // The smallest device is never much above the peak, so bisection begins there.
   ReplayConfig bounded = config;
   bounded.device_bytes = RoundUpTo(simulated.summary.peak_reserved_bytes, 2_MiB) + 2_MiB;
   simulated.smallest_device = SmallestDevice(trace, bounded);
@@ -130,14 +130,14 @@ std::string Ranges(const std::vector<uint64_t>& ascending) {
     ranges.push_back(absl::StrCat(ascending[i], last == i ? "" : absl::StrCat("-", ascending[last])));
     i = last + 1;
   }
-  if (ranges.size() > kMost) {  // those next to the largest batch
+  if (ranges.size() > kMost) {  // keep the ranges next to the largest batch
     ranges.erase(ranges.begin(), ranges.end() - kMost);
     ranges.insert(ranges.begin(), "...");
   }
   return absl::StrJoin(ranges, ", ");
 }
 
-// A line; empty: none to name.
+// Returns a line; empty: no smaller batch is refused.
 std::string SmallerRefused(const std::vector<Simulated>& all) {
   std::vector<std::string> ways;
   for (const Simulated& simulated : all) {
@@ -201,7 +201,7 @@ absl::Status PlanTrain(const Context& context) {
   if (!options.ok()) return options.status();
   WarnOfLength(*shape, options->seq);
 
-  // The one that was asked for first, then the others for comparison.
+  // The requested way first, then alternatives for comparison.
   std::vector<Simulated> all;
   std::vector<plan::Checkpoint> order = {options->checkpoint};
   for (const plan::Checkpoint other :

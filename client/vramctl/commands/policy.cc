@@ -24,7 +24,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Explanation = v1::ExplainPolicyResponse;
 
-// The user, with the groups that the system's files give them; a number need not be of a known user.
+// Fills in the user, with the groups listed in the system's files; a number need not be a known user.
 absl::Status FillUser(const PolicyFlags& flags, v1::ExplainPolicyRequest::User* user) {
   const absl::StatusOr<uint32_t> uid = flags.uid.empty() ? geteuid() : ParseUser("--uid", flags.uid);
   if (!uid.ok()) return uid.status();

@@ -58,7 +58,7 @@ absl::StatusOr<ReplayConfig> ReplayConfigOf(const ReplayFlags& flags) {
 
 absl::StatusOr<Trace> ReadTraceArgument(const Context& context, const std::string& path) {
   absl::StatusOr<Trace> trace = ReadTraceFile(path, context.device);
-  // A file that is not there is a wrong argument like any other.
+  // A missing file is an ordinary wrong argument.
   if (!trace.ok()) return absl::InvalidArgumentError(trace.status().message());
   if (trace->ops.empty())
     return absl::InvalidArgumentError(absl::StrCat(InputName(path), ": has no operations to replay"));
@@ -96,7 +96,7 @@ absl::Status PrintEveryOperation(const Trace& trace, const ReplayConfig& config)
   return absl::OkStatus();
 }
 
-// The heap as it is at the end, with its last events.
+// Writes the heap at the end of the replay, with its last events.
 absl::Status WriteHeap(const Trace& trace, const ReplayConfig& config, const std::string& path) {
   constexpr size_t kMaxEvents = 1'000'000;
   if (absl::Status status = CheckSnapshotPath(path); !status.ok()) return status;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl run: a program that knows nothing of the daemon, with a claim for its processes and the library that has
-// their memory counted.
+// vramctl run: runs a program unaware of the daemon, with a claim for its processes and the preload library to count
+// their memory.
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,12 +32,12 @@
 namespace vrambroker::vramctl {
 namespace {
 
-// As env, nohup and timeout have them.
+// Exit codes as in env, nohup and timeout.
 constexpr int kFailed = 125;
 constexpr int kNotExecutable = 126;
 constexpr int kNotFound = 127;
 
-// At the end: the daemon removes the claim by itself if it does not answer.
+// Timeout for removing the claim at the end. If no answer comes, the daemon removes the claim by itself.
 constexpr absl::Duration kEndTimeout = absl::Seconds(5);
 
 // The program's environment.
@@ -87,7 +87,7 @@ absl::Status CheckFlags(const RunFlags& flags) {
   return status;
 }
 
-// That goes with this process.
+// Creates an ephemeral claim, removed when this process ends.
 absl::StatusOr<v1::Claim> MakeClaim(Daemon& daemon, const RunFlags& flags) {
   v1::CreateClaimRequest request;
   request.set_ephemeral(true);
@@ -114,15 +114,15 @@ absl::StatusOr<v1::Claim> JoinClaim(Daemon& daemon, const std::string& name) {
                                                     " puts sessions into it; --per-process does without"));
 }
 
-// Programs may change their directory.
+// Returns an absolute path, since programs may change their directory.
 std::string SocketDirOf(const Context& context) {
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(context.socket_dir, error);
   return error ? context.socket_dir : absolute.string();
 }
 
-// Where this process, and so the program, reaches the claim's sockets: in a container the daemon's directory may have
-// another path than outside.
+// Returns the directory where this process, and so the program, reaches the claim's sockets: in a container, the path
+// of the daemon's directory may differ.
 absl::StatusOr<std::string> SocketDirOfClaim(const Context& context, const v1::Claim& claim) {
   for (const std::string& dir : {absl::StrCat(SocketDirOf(context), "/claims/", claim.name()), claim.socket_dir()}) {
     if (access(absl::StrCat(dir, "/vram-count.sock").c_str(), W_OK) == 0) return dir;
@@ -135,7 +135,7 @@ absl::StatusOr<std::string> SocketDirOfClaim(const Context& context, const v1::C
   return claim.socket_dir();
 }
 
-// As the library reads VRAMBROKER_LIMIT: a fraction has a point, and bytes have a unit.
+// Formats the limit for the library, as VRAMBROKER_LIMIT: a fraction has a point, and bytes have a unit.
 std::string LimitVariable(const std::string& text) {
   v1::Limit limit;
   if (!SetLimitOf("--limit", text, [&] { return &limit; }).ok()) return text;
@@ -149,8 +149,8 @@ bool IsGpu(const v1::Device& device) {
   return device.kind() == v1::DEVICE_KIND_CUDA;
 }
 
-// The GPUs of the terms, by UUID, for a program that would otherwise use the first one of all. Empty where the terms
-// have every device, or their devices are no GPUs.
+// Returns the UUIDs of the GPUs in the terms, since a program would otherwise use the first GPU of the machine. Empty
+// if the terms have every device, or no GPU.
 std::string VisibleDevices(const v1::GetDevicesResponse& all, const v1::ClaimTerms& terms) {
   if (terms.devices().empty() || terms.devices_size() == all.devices_size()) return "";
   std::vector<std::string> uuids;
@@ -162,11 +162,11 @@ std::string VisibleDevices(const v1::GetDevicesResponse& all, const v1::ClaimTer
   return absl::StrJoin(uuids, ",");
 }
 
-// What the program's processes run in.
+// Environment of the program's processes.
 struct Surroundings {
   bool has_daemon = false;
-  std::string run_id;  // of that daemon
-  v1::Claim claim;     // without a name: none
+  std::string run_id;  // id of the daemon's run
+  v1::Claim claim;     // no name: no claim
   std::string socket_dir;
   std::string visible_devices;
 };
@@ -201,7 +201,7 @@ absl::StatusOr<Surroundings> SurroundingsFor(const Context& context) {
         .has_daemon = true, .socket_dir = SocketDirOf(context), .visible_devices = VisibleDevices(all, terms)};
   }
   absl::StatusOr<v1::Claim> claim = flags.claim.empty() ? MakeClaim(*daemon, flags) : JoinClaim(*daemon, flags.claim);
-  if (absl::IsUnavailable(claim.status())) {  // in the words of gRPC
+  if (absl::IsUnavailable(claim.status())) {  // the message is gRPC's own
     return absl::UnavailableError(
         absl::StrCat("the daemon has given no claim (", claim.status().message(), "); try again"));
   }
@@ -224,7 +224,8 @@ void Report(const Context& context, const v1::Claim& claim, int exit_code) {
   for (const std::string& line : RunReportLines(claim)) std::fprintf(stderr, "vramctl: %s\n", line.c_str());
 }
 
-// The claim now, its counts less those `before` the program ran. A daemon that was started meanwhile counts from 0.
+// Returns the current claim with its counts since `before`, read before the program ran. A daemon started meanwhile
+// counts from 0.
 absl::StatusOr<v1::Claim> ClaimAfter(Daemon& daemon, const Surroundings& before) {
   v1::GetDevicesResponse now;
   absl::Status status = Call(daemon, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &now);
@@ -234,7 +235,7 @@ absl::StatusOr<v1::Claim> ClaimAfter(Daemon& daemon, const Surroundings& before)
   return ClaimSince(before.claim, *std::move(after));
 }
 
-// One that was made for the program is removed; what lives on in the background keeps it until it ends.
+// Removes a claim made for the program. The daemon keeps the claim until background processes end.
 void EndClaim(const Context& context, const Surroundings& before, int exit_code) {
   const bool is_made = context.run.claim.empty();
   if (!is_made && !context.run.report) return;
@@ -248,7 +249,7 @@ void EndClaim(const Context& context, const Surroundings& before, int exit_code)
       std::fprintf(stderr, "vramctl: no report: %s\n", std::string(claim.status().message()).c_str());
     }
   }
-  if (!is_made || !daemon.ok()) return;  // the daemon removes it when this process has gone
+  if (!is_made || !daemon.ok()) return;  // the daemon removes the claim when this process has ended
   v1::DeleteClaimRequest request;
   request.set_name(before.claim.name());
   v1::DeleteClaimResponse response;
@@ -273,12 +274,12 @@ absl::Status RunProgram(const Context& context) {
   Variables variables;
   variables.Set("VRAMBROKER_SOCKET_DIR", surroundings->socket_dir);
   if (!flags.limit.empty() && is_made) {
-    variables.Remove("VRAMBROKER_LIMIT");  // the claim has it
+    variables.Remove("VRAMBROKER_LIMIT");  // the claim has the limit
   } else if (!flags.limit.empty()) {
     variables.Set("VRAMBROKER_LIMIT", LimitVariable(flags.limit));
   }
   if (!flags.devices.empty() && is_made) {
-    variables.Remove("VRAMBROKER_DEVICES");  // the claim has them
+    variables.Remove("VRAMBROKER_DEVICES");  // the claim has the devices
   } else if (!flags.devices.empty()) {
     variables.Set("VRAMBROKER_DEVICES", absl::StrJoin(flags.devices, ","));
   }
@@ -300,7 +301,7 @@ absl::Status RunProgram(const Context& context) {
     variables.Set("VRAMBROKER_NAME", name.name);
   }
   if (!flags.managed.empty()) variables.Set("VRAMBROKER_MANAGED", flags.managed);
-  // With one the program is held, and in a claim waits while that starts again.
+  // With a daemon, the limits are enforced: a program in a claim waits while the daemon restarts.
   if (flags.if_available && !surroundings->has_daemon) variables.Set("VRAMBROKER_IF_AVAILABLE", "1");
   if (!surroundings->visible_devices.empty() && std::getenv("CUDA_VISIBLE_DEVICES") == nullptr) {
     variables.Set("CUDA_VISIBLE_DEVICES", surroundings->visible_devices);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl snapshot --diff: what has grown from one snapshot to another.
+// vramctl snapshot --diff: shows the growth from one snapshot to the next.
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>

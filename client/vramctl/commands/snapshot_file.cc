@@ -33,7 +33,7 @@ absl::Status WriteSnapshot(absl::Span<const HeapSnapshot> heaps, const std::stri
 
 namespace {
 
-// By now: what it may have done before was recorded, if anything is.
+// Whether the heap has blocks by now. Earlier blocks appear in the recording, if any.
 bool HasBlocks(const HeapSnapshot& heap) {
   const auto is_block = [](const HistoryEvent& event) { return event.action != HistoryAction::kSnapshot; };
   return std::any_of(heap.history.begin(), heap.history.end(), is_block) ||

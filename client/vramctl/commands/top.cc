@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl top: a live view on a terminal, from which sessions can be changed.
+// vramctl top: a live view on a terminal, able to change sessions.
 #include <langinfo.h>
 #include <poll.h>
 #include <signal.h>
@@ -31,7 +31,8 @@
 namespace vrambroker::vramctl {
 namespace {
 
-// Where the signals arrive that would otherwise end this process with the terminal as it is, or that it must know of.
+// Returns a descriptor for the signals handled here, including signals which would otherwise end the process without
+// restoring the terminal.
 UniqueFd TakeSignals() {
   sigset_t mask;
   sigemptyset(&mask);
@@ -40,7 +41,7 @@ UniqueFd TakeSignals() {
   return UniqueFd(signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
 }
 
-// False: end. `screen`: null before there is one.
+// Returns false to end. `screen`: null before the screen is open.
 bool HandleSignals(int fd, TopScreen* screen) {
   signalfd_siginfo signal = {};
   while (read(fd, &signal, sizeof signal) == static_cast<ssize_t>(sizeof signal)) {
@@ -50,9 +51,9 @@ bool HandleSignals(int fd, TopScreen* screen) {
   return true;
 }
 
-// As text, so often as context.batches says. Ends quietly when nobody reads it any more.
+// Writes the view as text, context.batches times. Ends quietly when the reader is gone.
 absl::Status WriteBatches(const Context& context, absl::Duration interval, TopView& view) {
-  constexpr int kColumns = 120;  // where neither a terminal nor COLUMNS says
+  constexpr int kColumns = 120;  // if neither a terminal nor COLUMNS sets a width
   DaemonPoller poller(context, interval);
   pollfd wait = {.fd = poller.fd(), .events = POLLIN, .revents = 0};
   for (uint64_t written = 0; written < context.batches;) {
@@ -106,7 +107,7 @@ absl::Status Top(const Context& context) {
     if (!HandleSignals(signals.get(), nullptr)) return absl::OkStatus();
     data = poller.Take();
   }
-  // A daemon that is not there at all is an error as for other commands; for one that is slow, the screen waits.
+  // A missing daemon is an error as for other commands; a slow daemon makes the screen wait.
   if (!data->status.ok() && !absl::IsDeadlineExceeded(data->status)) return data->status;
   view.SetData(*data);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl trace: record a session for a while, and write what it did.
+// vramctl trace: records a session for a while and writes its activity.
 #include <grpcpp/grpcpp.h>
 #include <poll.h>
 #include <signal.h>
@@ -32,11 +32,11 @@
 namespace vrambroker::vramctl {
 namespace {
 
-constexpr uint32_t kMostEvents = 1'000'000;                  // that a session keeps on each device
-constexpr absl::Duration kPeriod = absl::Milliseconds(250);  // of looking whether the session is there, and was refused
+constexpr uint32_t kMostEvents = 1'000'000;                  // kept by a session on each device
+constexpr absl::Duration kPeriod = absl::Milliseconds(250);  // for checking the session and its refusals
 
-// Admin::HoldRecording, for as long as it lives: also when this process is killed, the session then keeps what it kept
-// before.
+// Holds Admin::HoldRecording open during its lifetime. Then, even if this process is killed, the session returns to
+// keeping as many events as before.
 class Hold {
  public:
   explicit Hold(Daemon* daemon) : daemon_(*daemon) {}
@@ -50,11 +50,11 @@ class Hold {
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
 
-  // Called once. Waits until the session keeps `events` on each device.
+  // Call once. Waits until the session keeps `events` on each device.
   absl::Status Start(uint64_t session, uint32_t events);
 
  private:
-  // Waits until the operation that was started is done. False: it took longer than the daemon's timeout.
+  // Waits until the started operation is done. False: the daemon's timeout has passed.
   bool Wait(bool* ok) {
     void* tag = nullptr;
     return queue_.AsyncNext(&tag, ok, absl::ToChronoTime(absl::Now() + daemon_.timeout)) ==
@@ -66,7 +66,7 @@ class Hold {
   grpc::CompletionQueue queue_;
   std::unique_ptr<grpc::ClientAsyncReader<v1::HoldRecordingResponse>> call_;
   v1::HoldRecordingResponse response_;
-  grpc::Status status_;  // after the call has ended by itself
+  grpc::Status status_;  // set after the call has ended by itself
 };
 
 absl::Status Hold::Start(uint64_t session, uint32_t events) {
@@ -88,19 +88,20 @@ absl::Status Hold::Start(uint64_t session, uint32_t events) {
   return StatusOfCall(status_, daemon_.timeout);
 }
 
-// Has a session keep many events for a while. What it kept before it goes on to keep, and keeps again afterwards.
+// Makes a session keep many events for a while. Events kept so far remain; afterwards the session keeps as many as
+// before.
 class Recorder {
  public:
-  // `session` must outlive it.
+  // `session` must outlive the recorder.
   Recorder(Daemon* daemon, const v1::Session& session) : daemon_(*daemon), session_(session) {}
 
   absl::Status Start();
-  // What was recorded since Start(), or the last of it: see is_complete().
+  // Returns the events since Start(), or the last of them: see is_complete().
   absl::StatusOr<std::vector<HeapSnapshot>> Read();
-  // False: what Read() had began later than Start(). The session did more than it keeps events of, or somebody else has
-  // set anew what it keeps.
+  // False: the events from Read() begin later than Start(). Either the session produced more events than it keeps, or
+  // someone changed the number of events to keep.
   bool is_complete() const { return is_complete_; }
-  // Takes out of `heap` what was recorded before Start(). False: its first events are later than that.
+  // Removes events older than Start() from `heap`. False: its first events are later.
   bool DropEarlier(size_t device, HeapSnapshot* heap) const;
   void Stop() { hold_.reset(); }
 
@@ -111,10 +112,10 @@ class Recorder {
   const v1::Session& session_;
   std::unique_ptr<Hold> hold_;
   bool is_complete_ = true;
-  std::vector<int64_t> started_;  // by device: the time of our first snapshot, which is an event; 0: it records none
+  std::vector<int64_t> started_;  // per device: time of our first snapshot event; 0: nothing recorded
 };
 
-// Takes the snapshot that marks the beginning. Returns how many events are kept.
+// Takes the snapshot marking the beginning. Returns the number of events kept.
 absl::StatusOr<uint64_t> Recorder::Mark() {
   const absl::StatusOr<std::vector<HeapSnapshot>> heaps = ReadSnapshots(daemon_, session_.id());
   if (!heaps.ok()) return heaps.status();
@@ -136,12 +137,12 @@ absl::Status Recorder::Start() {
     hold_ = std::make_unique<Hold>(&daemon_);
     status = hold_->Start(session_.id(), events);
     if (!absl::IsResourceExhausted(status) || events <= *kept) break;
-    // The daemon limits what a user's sessions record in all.
+    // The daemon limits the recording of all sessions of a user.
   }
   if (!status.ok()) hold_.reset();
-  // What it keeps anyway will do.
+  // The events kept by the session anyway are enough.
   if (absl::IsResourceExhausted(status) && *kept > 0) status = absl::OkStatus();
-  // A session that kept none has no mark yet.
+  // A session without events so far has no mark yet.
   if (status.ok() && *kept == 0) status = Mark().status();
   if (!status.ok()) Stop();
   return status;
@@ -166,8 +167,8 @@ bool Recorder::DropEarlier(size_t device, HeapSnapshot* heap) const {
   return true;
 }
 
-// The newest refusal of the session since `start` that was recorded; if none was, the newest. A program that tries
-// again is refused again, and the daemon does not record that.
+// Returns the newest recorded refusal of the session since `start`; without any, the newest refusal. A program may try
+// again and be refused again, without a recording by the daemon.
 absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> RefusalSince(Daemon& daemon, uint64_t session, absl::Time start) {
   v1::ListOutOfMemoryRequest request;
   request.mutable_session()->set_id(session);
@@ -184,7 +185,7 @@ absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> RefusalSince(Daemon& daemon,
   return newest;
 }
 
-// What the session did; not that it was looked at, which is an event, too.
+// Counts the session's events, without the snapshot events caused by reading.
 size_t CountEvents(const std::vector<HeapSnapshot>& heaps) {
   size_t events = 0;
   for (const HeapSnapshot& heap : heaps) {
@@ -196,7 +197,7 @@ size_t CountEvents(const std::vector<HeapSnapshot>& heaps) {
   return events;
 }
 
-// One line on stderr that is written over, when that is a terminal.
+// Overwrites a single line on stderr, if stderr is a terminal.
 class ProgressLine {
  public:
   explicit ProgressLine(bool shown) : shown_(shown && isatty(STDERR_FILENO) != 0) {}
@@ -215,27 +216,27 @@ class ProgressLine {
 };
 
 struct Recorded {
-  std::vector<HeapSnapshot> heaps;  // the last that could be had
+  std::vector<HeapSnapshot> heaps;  // the last heaps read
   absl::Time read_at;
-  bool is_complete = true;  // they have all events since the beginning
+  bool is_complete = true;  // the heaps have all events since the beginning
   const char* ended_by = "time";
-  absl::Status status;  // why it ended early
+  absl::Status status;  // why recording ended early
 };
 
-// Nobody will ever answer for the session again. Else it, or the daemon, may only be busy.
+// True if the session will never answer again. False: the session, or the daemon, may only be busy.
 bool IsGone(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsAborted(status) || absl::IsUnavailable(status) ||
          absl::IsPermissionDenied(status);
 }
 
-// Until the time is over, there is a refusal, a signal, or the session is gone.
+// Waits until the time is over, a request is refused, a signal arrives, or the session is gone.
 Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session, Recorder& recorder, int signals,
               absl::Time start) {
   Recorded recorded;
   const absl::Time end =
       context.trace.until_oom ? absl::InfiniteFuture() : start + absl::Seconds(context.trace.seconds);
   const ProgressLine progress(!context.json);
-  // What is known when the session ends is what was read before. Reading takes time, so it is done less often then.
+  // After the session has ended, only the data read before remains. Slow reads are done less often.
   absl::Time next_read = start + absl::Seconds(1);
   const auto read = [&] {
     const absl::Time before = absl::Now();
@@ -289,7 +290,7 @@ Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session
     if (IsGone(looked)) recorded.status = looked;
   }
   if (recorded.status.ok() || !context.trace.until_oom) return recorded;
-  // Who ends because of the refusal takes its events along; the daemon has asked for them before it answered.
+  // A process ending because of the refusal takes its events along; the daemon has fetched the events before answering.
   const absl::StatusOr<std::optional<v1::OutOfMemoryEvent>> refused = RefusalSince(daemon, session.id(), start);
   if (!refused.ok() || !refused->has_value()) return recorded;
   const v1::OutOfMemory& report = (*refused)->out_of_memory();
@@ -314,7 +315,7 @@ Recorded Wait(const Context& context, Daemon& daemon, const v1::Session& session
 absl::Status RunTrace(const Context& context, const std::string& name) {
   const std::string& path = context.output;
   if (absl::Status status = CheckSnapshotPath(path); !status.ok()) return status;
-  // Blocked before gRPC starts its threads, so that every thread inherits it.
+  // Block signals before gRPC starts its threads, so that every thread inherits the mask.
   sigset_t mask;
   sigemptyset(&mask);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&mask, signal);
@@ -335,7 +336,7 @@ absl::Status RunTrace(const Context& context, const std::string& name) {
   const absl::Time start = absl::Now();
   const Recorded recorded = Wait(context, *daemon, *session, recorder, signals.get(), start);
   recorder.Stop();
-  // From here on a signal ends the program. The one that ended the wait has been heard.
+  // Unblocking lets signals end the program. First drain the signal already handled by Wait().
   pollfd heard = {.fd = signals.get(), .events = POLLIN, .revents = 0};
   for (signalfd_siginfo info; poll(&heard, 1, 0) > 0 && read(signals.get(), &info, sizeof info) == sizeof info;) {
   }
@@ -354,7 +355,7 @@ absl::Status RunTrace(const Context& context, const std::string& name) {
                     absl::StrFormat("%s; %s has its %s of the first %.1f seconds", why, path, Counted(events, "event"),
                                     absl::ToDoubleSeconds(recorded.read_at - start))});
   }
-  if (events == 0) {  // it may have leased the first one meanwhile
+  if (events == 0) {  // the session may have leased its first segment meanwhile
     if (absl::Status status = CheckHasBlocks(recorded.heaps, session->name()); !status.ok()) return status;
   }
   if (absl::Status status = WriteSnapshot(recorded.heaps, path); !status.ok()) return status;

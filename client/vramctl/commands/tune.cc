@@ -71,7 +71,7 @@ void PrintTable(const char* title, const std::vector<TuneCandidate>& candidates,
   if (candidates.empty()) std::printf("No setting tried is better.\n");
 }
 
-// Prints what a newer PyTorch than the one that wrote the snapshot has besides.
+// Prints the better settings of a PyTorch newer than the writer of the snapshot.
 void PrintNewer(const Trace& trace, const ReplayConfig& config, const TuneResult& result, int threads) {
   const SettingsTarget newest = SettingsTarget::NewestTorch();
   const TuneResult newer = Tune(trace, config, newest, threads, [](size_t, size_t) {});
@@ -87,7 +87,7 @@ void PrintNewer(const Trace& trace, const ReplayConfig& config, const TuneResult
               FormatBytes(other.summary.peak_reserved_bytes).c_str(), newest.name().c_str());
 }
 
-// Use gives the whole line to use: the settings that it replaces may be more than a replay heeds.
+// Returns the whole line to use, since the replaced settings may include more than a replay heeds.
 std::string Use(const TuneCandidate& candidate, const SettingsTarget& target, const LeftOutSettings& left_out) {
   AllocatorOptions options = candidate.options;
   if (left_out.per_process_memory_fraction < 1) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl watch: figures as JSON lines, for scripts.
+// vramctl watch: writes figures as JSON lines, for scripts.
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
@@ -38,7 +38,7 @@ std::string LineOf(const Overview& overview) {
   return absl::StrCat(JsonText(line), "\n");
 }
 
-// At once, past stdio's buffer. Cancelled: nobody reads it any more.
+// Writes at once, past stdio's buffer. Cancelled: the reader is gone.
 absl::Status WriteOut(absl::string_view text) {
   while (!text.empty()) {
     const ssize_t size = write(STDOUT_FILENO, text.data(), text.size());
@@ -50,7 +50,7 @@ absl::Status WriteOut(absl::string_view text) {
   return absl::OkStatus();
 }
 
-// False: nobody reads the output any more.
+// Returns false if the reader of the output is gone.
 bool SleepUntil(std::chrono::steady_clock::time_point time) {
   while (true) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(time - std::chrono::steady_clock::now());
@@ -65,7 +65,7 @@ bool SleepUntil(std::chrono::steady_clock::time_point time) {
 }  // namespace
 
 absl::StatusOr<absl::Duration> IntervalOf(const Context& context) {
-  if (!(context.interval >= 0.1 && context.interval <= 3600)) {  // nor what is no number
+  if (!(context.interval >= 0.1 && context.interval <= 3600)) {  // rejects NaN, too
     return absl::InvalidArgumentError(
         absl::StrCat("--interval: ", context.interval, " is not between 0.1 and 3600 seconds"));
   }
@@ -75,7 +75,7 @@ absl::StatusOr<absl::Duration> IntervalOf(const Context& context) {
 absl::Status Watch(const Context& context) {
   const absl::StatusOr<absl::Duration> interval = IntervalOf(context);
   if (!interval.ok()) return interval.status();
-  signal(SIGPIPE, SIG_IGN);  // a reader that has gone is seen when writing, and no failure
+  signal(SIGPIPE, SIG_IGN);  // a vanished reader is noticed when writing, and is not a failure
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context);
   if (!daemon.ok()) return daemon.status();
   auto next = std::chrono::steady_clock::now();
@@ -91,7 +91,7 @@ absl::Status Watch(const Context& context) {
     }
     if (++lines == context.count) return absl::OkStatus();
     next = std::max(next + absl::ToChronoMilliseconds(*interval),
-                    std::chrono::steady_clock::now());  // what a slow answer missed is left out
+                    std::chrono::steady_clock::now());  // skips the lines missed during a slow answer
     if (!SleepUntil(next)) return absl::OkStatus();
   }
 }
