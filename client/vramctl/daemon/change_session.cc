@@ -27,7 +27,7 @@ uint64_t CapacityOf(const v1::GetDevicesResponse& devices, uint32_t ordinal) {
   return 0;
 }
 
-// Calls the daemon: each kind of change has a function, and so has the figure that its answer is compared with.
+// Calls the daemon, with a function for each kind of change. Devices() returns figures to compare the answer with.
 struct Change {
   Daemon& daemon;
   const v1::SessionRef& session;
@@ -39,7 +39,7 @@ struct Change {
     return request;
   }
 
-  // None where the daemon does not say: the change has been made.
+  // Empty if the daemon does not answer: the change has been made anyway.
   v1::GetDevicesResponse Devices() const {
     v1::GetDevicesResponse devices;
     (void)Call(daemon, &v1::Broker::Stub::GetDevices, v1::GetDevicesRequest(), &devices);
@@ -128,13 +128,14 @@ absl::StatusOr<ChangeResult> ChangeSession(Daemon& daemon, const v1::SessionRef&
 }
 
 absl::StatusOr<ChangeResult> CarryOut(Daemon& daemon, const SessionOrder& order) {
-  // Not GetSession, for which the daemon asks the client: one that does not answer would hold up its own end.
+  // Use ListSessions, not GetSession: GetSession asks the client, and an unresponsive client would delay its own end.
   v1::ListSessionsResponse all;
   absl::Status status = Call(daemon, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &all);
   if (!status.ok()) return status;
   const v1::Session* const now = FindSession(all, order.session);
   if (now == nullptr) return absl::NotFoundError("the session has ended; nothing was done");
-  // A connection belongs to one daemon, and that uses no id twice: the session cannot be another one by the next call.
+  // A connection belongs to one run of the daemon, and ids are unique within the run: the id still names the session in
+  // the next call.
   return ChangeSession(daemon, SessionRefOf(now->id()), order.change);
 }
 

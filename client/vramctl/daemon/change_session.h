@@ -13,18 +13,18 @@
 
 namespace vrambroker::vramctl {
 
-// What came of a change.
+// Result of a change.
 struct ChangeResult {
-  std::string name;                // of the session, where the daemon said it
+  std::string name;                // of the session, if the daemon sent a name
   std::vector<std::string> lines;  // for people: "limit 64.00 MiB on device 0, reserved 40.00 MiB"
   std::string warning;             // for people; empty: none
   nlohmann::ordered_json json;     // for scripts
 };
 
-// Has the daemon do it.
+// Makes the daemon change the session.
 absl::StatusOr<ChangeResult> ChangeSession(Daemon& daemon, const v1::SessionRef& session, const SessionChange& change);
 
-// The same for an operator who saw the session some time ago. NotFound: it has ended, and nothing was done.
+// Changes the very session seen by the operator some time ago. NotFound: the session has ended, and nothing was done.
 absl::StatusOr<ChangeResult> CarryOut(Daemon& daemon, const SessionOrder& order);
 
 }  // namespace vrambroker::vramctl

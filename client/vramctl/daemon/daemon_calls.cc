@@ -20,7 +20,7 @@ namespace vrambroker::vramctl {
 
 namespace {
 
-// Longer than client_timeout, after which the daemon answers for clients that do not.
+// Longer than client_timeout, after which the daemon answers for unresponsive clients.
 constexpr absl::Duration kSilence = absl::Seconds(3);
 std::atomic<bool> said_that_it_waits{false};
 
@@ -30,7 +30,7 @@ WaitingNotice::WaitingNotice(absl::Duration timeout) {
   if (timeout <= kSilence) return;
   try {
     thread_ = std::thread([this, timeout] { Wait(timeout); });
-    // No thread is to be had: then nothing is said.
+    // Without a thread, no notice is printed.
   } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch)
   }
 }
@@ -101,7 +101,7 @@ absl::Status ConnectRefusal(const absl::Status& status) {
 }
 
 absl::Status StatusOfCall(const grpc::Status& status, absl::Duration timeout) {
-  // gRPC's own words; the daemon's say what was not done in time.
+  // gRPC's own message; the daemon's messages name the operation past its deadline.
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED && status.error_message() == "Deadline Exceeded") {
     return absl::DeadlineExceededError(
         absl::StrCat("the daemon accepts connections but did not answer within ", absl::FormatDuration(timeout),
@@ -156,7 +156,7 @@ absl::StatusOr<v1::Claim> ReadClaim(Daemon& daemon, const std::string& name) {
 
 namespace {
 
-// The snapshot that `call` has the daemon send.
+// Reads the snapshot requested from the daemon by `call`.
 template <typename Request>
 absl::StatusOr<HeapSnapshot> ReadParts(Daemon& daemon,
                                        std::unique_ptr<grpc::ClientReader<v1::GetSnapshotResponse>> (

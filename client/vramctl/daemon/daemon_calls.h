@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the commands that talk to a daemon share.
+// Shared by the commands talking to a daemon.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_DAEMON_DAEMON_CALLS_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_DAEMON_DAEMON_CALLS_H_
 
@@ -29,8 +29,7 @@
 
 namespace vrambroker::vramctl {
 
-// While it lives for longer than a moment, says on stderr that vramctl waits for the daemon, and for how long; once in
-// a process.
+// Prints on stderr, after a moment, that vramctl is waiting for the daemon, and for how long; once per process.
 class WaitingNotice {
  public:
   explicit WaitingNotice(absl::Duration timeout);
@@ -44,18 +43,18 @@ class WaitingNotice {
   Mutex mu_;
   CondVar changed_;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
-  std::thread thread_;  // not joinable when there is none to be had: then nothing is said
+  std::thread thread_;  // not joinable if no thread could start: then no notice is printed
 };
 
-// Gives up calls from another thread: the one under way, and all later ones. Thread-safe.
+// Cancels calls from another thread: the current call and all later calls. Thread-safe.
 class CallCanceller {
  public:
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // For a call's time.
+  // Registers a call while it runs.
   class Scope {
    public:
-    Scope(CallCanceller* canceller, grpc::ClientContext* call);  // null: nobody gives it up
+    Scope(CallCanceller* canceller, grpc::ClientContext* call);  // null canceller: the call cannot be cancelled
     ~Scope();
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
@@ -67,7 +66,7 @@ class CallCanceller {
  private:
   Mutex mu_;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
-  grpc::ClientContext* call_ ABSL_GUARDED_BY(mu_) = nullptr;  // under way
+  grpc::ClientContext* call_ ABSL_GUARDED_BY(mu_) = nullptr;  // in progress
 };
 
 // Both services over one connection.
@@ -76,20 +75,20 @@ struct Daemon {
   std::unique_ptr<v1::Admin::Stub> admin;
   absl::Duration timeout;  // of each call
   bool says_that_it_waits = false;
-  CallCanceller* canceller = nullptr;  // of Call(), and of reading snapshots
+  CallCanceller* canceller = nullptr;  // used by Call() and by reading snapshots
 
   static absl::StatusOr<Daemon> Connect(const Context& context);
-  // With a timeout of its own, and never a notice: for a caller that shows by itself that it waits.
+  // Uses `timeout`, and never prints a notice: for callers showing by themselves that they wait.
   static absl::StatusOr<Daemon> Connect(const Context& context, absl::Duration timeout);
 };
 
-// The refusal for an error of connecting: it advises what a command has, --socket-dir.
+// Turns a connection error into a refusal with advice for commands: --socket-dir.
 absl::Status ConnectRefusal(const absl::Status& status);
 
-// The status of a call that had `timeout`; when the daemon was silent, in words that say so. Errors are refusals.
+// Converts the status of a call with `timeout`; if the daemon was silent, the message says so. Errors are refusals.
 absl::Status StatusOfCall(const grpc::Status& status, absl::Duration timeout);
 
-// A call of v1::Broker or v1::Admin.
+// Calls a method of v1::Broker or v1::Admin.
 template <typename Stub, typename Request, typename Response>
 absl::Status Call(Daemon& daemon, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                   const Request& request, Response* response) {
@@ -105,28 +104,28 @@ absl::Status Call(Daemon& daemon, grpc::Status (Stub::*method)(grpc::ClientConte
   }
 }
 
-// `session`: ParseSessionRef() of what the user typed, or SessionRefOf() an id.
+// `session`: ParseSessionRef() of the user's text, or SessionRefOf() of an id.
 absl::StatusOr<v1::Session> GetSession(Daemon& daemon, const v1::SessionRef& session);
 
 absl::StatusOr<Overview> ReadOverview(Daemon& daemon);
 
-// The claim of this name; NotFound. Or all that the caller may see, for an empty name.
+// Returns the claim with this name; NotFound. For an empty name, all claims visible to the caller.
 absl::StatusOr<v1::ListClaimsResponse> ReadClaims(Daemon& daemon, const std::string& name);
 absl::StatusOr<v1::Claim> ReadClaim(Daemon& daemon, const std::string& name);
 
-// What a session holds on a device, and its history. A client that leases is asked for it.
+// Returns the session's memory on a device, with its history. Asks the client, if the client leases.
 absl::StatusOr<HeapSnapshot> ReadSnapshot(Daemon& daemon, uint64_t session, uint32_t device);
 
 // Reads a snapshot without its history.
 absl::StatusOr<HeapSnapshot> ReadSegments(Daemon& daemon, uint64_t session, uint32_t device);
 
-// The same as it was when a request was refused. NotFound says why it is not to be had.
+// Reads the snapshot taken when a request was refused. NotFound says why no snapshot is available.
 absl::StatusOr<HeapSnapshot> ReadRefusalSnapshot(Daemon& daemon, uint64_t refusal);
 
 // ReadSnapshot() of all devices of a session, by ordinal.
 absl::StatusOr<std::vector<HeapSnapshot>> ReadSnapshots(Daemon& daemon, uint64_t session);
 
-// To standard output.
+// Prints to standard output.
 void Print(const nlohmann::ordered_json& json);
 
 }  // namespace vrambroker::vramctl
