@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A status with an exit code of its own, for vramctl run: that of the program that it ran.
+// A status carrying an exit code, for vramctl run: the exit code of its program.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_OPTIONS_EXIT_CODE_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_OPTIONS_EXIT_CODE_H_
 
@@ -16,7 +16,7 @@ namespace vrambroker::vramctl {
 
 inline constexpr char kExitCodePayload[] = "vramctl.exit_code";
 
-// Nothing is printed for a status without a message.
+// vramctl prints nothing for a status without a message.
 inline absl::Status WithExitCode(absl::Status status, int code) {
   status.SetPayload(kExitCodePayload, absl::Cord(absl::StrCat(code)));
   return status;

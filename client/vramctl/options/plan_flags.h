@@ -10,8 +10,7 @@
 
 namespace vrambroker::vramctl {
 
-// Empty: not given, unless a default is here. Numbers are text until they are used, so that what is wrong with
-// them can be said.
+// Empty: not given, unless a default is here. Numbers stay text until used, so that errors can quote them.
 struct PlanFlags {
   std::string config;
   std::string params, layers, hidden, heads, kv_heads, vocab;

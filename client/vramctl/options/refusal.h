@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Marks a proper request that was refused: wrong use has another exit status.
+// Marks a proper request as refused: wrong use has a different exit status.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_OPTIONS_REFUSAL_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_OPTIONS_REFUSAL_H_
 

@@ -13,7 +13,7 @@ struct RunFlags {
   std::string limit;
   std::string guarantee;
   std::string wait;
-  std::string claim;    // that is there already
+  std::string claim;    // an existing claim
   std::string name;     // of the sessions
   std::string managed;  // "count", "refuse"
   std::vector<int> devices;

@@ -28,7 +28,7 @@ absl::StatusOr<uint32_t> ParseGroup(const std::string& flag, const std::string& 
 }
 
 std::string UserName(uint32_t uid) {
-  static auto* const known = new std::map<uint32_t, std::string>;  // looking one up may ask another machine
+  static auto* const known = new std::map<uint32_t, std::string>;  // a lookup may query another machine
   const auto [it, is_new] = known->try_emplace(uid);
   if (is_new) {
     const passwd* const entry = getpwuid(uid);
