@@ -28,7 +28,7 @@ constexpr char kChange[] = "Change";
 constexpr char kTools[] = "Try out and analyze";
 constexpr char kHelp[] = "Help";
 
-// Session names are completed by this.
+// Completion offers session names for arguments of this type.
 constexpr char kSession[] = "SESSION";
 constexpr char kNameOrId[] = "Name or id; id:ID or name:NAME where a number could be either.";
 
@@ -46,7 +46,7 @@ constexpr char kFooter[] =
     "  1                     Refused or failed.\n"
     "  2                     Wrong use.";
 
-// Of a number, which is not NaN either.
+// Accepts numbers in the range; rejects NaN.
 std::function<std::string(const std::string&)> Between(double least, double most) {
   return [least, most](const std::string& text) {
     double value = 0;
@@ -55,13 +55,13 @@ std::function<std::string(const std::string&)> Between(double least, double most
   };
 }
 
-// A duration with its unit as seconds, which is what numbers without one are.
+// Converts a duration with a unit to seconds, the unit of plain numbers.
 std::string InSeconds(const std::string& text) {
   const absl::StatusOr<absl::Duration> time = ParseTime(text);
   return time.ok() ? absl::StrFormat("%.9g", absl::ToDoubleSeconds(*time)) : text;
 }
 
-// gRPC carries text as UTF-8 only, and so much of it.
+// Rejects text unfit for gRPC: not UTF-8, or longer than kMostCharacters.
 absl::Status CheckText(const CLI::App& app) {
   constexpr size_t kMostCharacters = 8192;
   for (const CLI::Option* option : app.get_options()) {
@@ -117,7 +117,7 @@ CLI::Option* AddTarget(CLI::App* command, Context* context) {
       ->type_name("TARGET");
 }
 
-// The command that `app` parsed, with its parents: "policy explain".
+// Returns the command parsed by `app`, with its parents: "policy explain".
 std::string ParsedCommand(const CLI::App& app) {
   std::string name;
   for (const CLI::App* command = &app; !command->get_subcommands().empty();) {
@@ -127,14 +127,14 @@ std::string ParsedCommand(const CLI::App& app) {
   return name;
 }
 
-// The innermost one: where a further command could have stood.
+// Returns the innermost parsed command, where a further command could have stood.
 const CLI::App& ParsedApp(const CLI::App& app) {
   const CLI::App* command = &app;
   while (!command->get_subcommands().empty()) command = command->get_subcommands().back();
   return *command;
 }
 
-// Where to read more: "; see vramctl hold --help".
+// Points to the help: "; see vramctl hold --help".
 std::string SeeHelp(const std::string& command) {
   return absl::StrCat("; see vramctl ", command, command.empty() ? "" : " ", "--help");
 }
@@ -159,7 +159,7 @@ const CLI::App* FindCommand(const CLI::App& app, const std::string& name) {
 CommandLine::CommandLine()
     : app_(MakeCommandLine("vramctl", "Shows how the processes on a GPU share its memory, and changes their shares.")) {
   app_->fallthrough();
-  app_->allow_extras();  // Unexpected() has better words
+  app_->allow_extras();  // Unexpected() has better messages
   app_->require_subcommand(0, 1);
   app_->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app_->add_option("--socket-dir", context_.socket_dir, "Directory of the daemon's sockets. Default: /run/vrambroker.")
@@ -198,7 +198,7 @@ std::optional<std::string> CommandLine::GivenSession(const char* command) const 
 }
 
 void CommandLine::AddCommandsThatShow() {
-  // In the words of deploy/GLOSSARY.md.
+  // Uses the terms of deploy/GLOSSARY.md.
   constexpr char kWords[] =
       "Words:\n"
       "  fragmented   holes beside used blocks in a session's segments: cannot be given back\n"
@@ -450,7 +450,7 @@ void CommandLine::AddRun() {
             "'", misplaced_program_[0], "' stands before --: vramctl run [OPTIONS] -- PROGRAM [ARGUMENTS]"));
       });
   RunFlags& flags = context_.run;
-  // Parse() takes it, and what follows: here it is for the help.
+  // Declared for the help only: Parse() takes PROGRAM and its arguments.
   run->add_option("PROGRAM", misplaced_program_, "What to run, with its arguments, after --.")
       ->type_name("-- PROGRAM [ARGUMENTS]");
   run->add_option(
@@ -604,7 +604,7 @@ void CommandLine::AddTools() {
             absl::StrCat("no command '", name, "'", DidYouMean(name, CommandNames(*command), "; see vramctl --help")));
       command = next;
     }
-    // Not its help(), which is that of the command that was given.
+    // command->help() would print the help of the given command instead.
     std::fputs(command->get_formatter()->make_help(command, "", help_mode_).c_str(), stdout);
     return absl::OkStatus();
   });
@@ -647,7 +647,7 @@ absl::Status CommandLine::Unexpected() const {
 
 int CommandLine::TakeProgram(int argc, char** argv) {
   int i = 1;
-  // Options of every command may come before it.
+  // Options of every command may precede "run".
   for (; i < argc && absl::StartsWith(argv[i], "-"); ++i) {
     const std::string name = absl::StrReplaceAll(argv[i], {{"_", "-"}});
     const CLI::Option* const option = app_->get_option_no_throw(name);
@@ -661,7 +661,7 @@ int CommandLine::TakeProgram(int argc, char** argv) {
 
 absl::StatusOr<std::function<absl::Status()>> CommandLine::Parse(int argc, char** argv) {
   argc = TakeProgram(argc, argv);
-  // Known before the rest, so that what is wrong with the rest is said in that format.
+  // Detect --format=json first: errors in the remaining arguments are reported in the chosen format.
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     context_.json = context_.json || argument == "--format=json" ||
@@ -676,7 +676,7 @@ absl::StatusOr<std::function<absl::Status()>> CommandLine::Parse(int argc, char*
     std::puts(VersionText("vramctl").c_str());
     return [] { return absl::OkStatus(); };
   } catch (const CLI::ParseError& error) {
-    // What CLI11 did not know may be why something is missing.
+    // An unknown argument may explain why a required argument is missing.
     if (absl::Status unexpected = Unexpected(); !unexpected.ok() && error.get_name() == "RequiredError")
       return unexpected;
     return absl::InvalidArgumentError(absl::StrCat(TextOf(error), SeeHelp(ParsedCommand(*app_))));

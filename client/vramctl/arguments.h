@@ -17,14 +17,14 @@
 
 namespace vrambroker::vramctl {
 
-// nullptr: there is none.
+// Returns nullptr if `app` has no such command.
 const CLI::App* FindCommand(const CLI::App& app, const std::string& name);
 
 class CommandLine {
  public:
   CommandLine();
 
-  // What to do. InvalidArgument says what is wrong, and which help to read.
+  // Returns the action to run. InvalidArgument describes the error and names the help to read.
   absl::StatusOr<std::function<absl::Status()>> Parse(int argc, char** argv);
 
   // Filled in by Parse().
@@ -40,9 +40,9 @@ class CommandLine {
   void AddClaimCommands();
   void AddRun();
   void AddTools();
-  // Of run: what stands after "--" is not for CLI11. How many words are left.
+  // For run: keeps the words after "--" from CLI11. Returns the number of words left.
   int TakeProgram(int argc, char** argv);
-  // Of what CLI11 did not know.
+  // Reports arguments unknown to CLI11.
   absl::Status Unexpected() const;
 
   Context context_;
@@ -53,7 +53,7 @@ class CommandLine {
   std::string session_argument_;
   std::string value_argument_;
   std::vector<std::string> misplaced_program_;
-  std::vector<std::string> words_;  // of help
+  std::vector<std::string> words_;  // arguments of help
   CLI::AppFormatMode help_mode_ = CLI::AppFormatMode::Normal;
 };
 

@@ -17,17 +17,17 @@ namespace {
 
 constexpr absl::Duration kNamesTimeout = absl::Seconds(1);
 
-// What the words before the last one say.
+// State after the words before the last word.
 struct Position {
   const CLI::App* command;
-  const CLI::Option* option = nullptr;  // it waits for a value
-  int values = 0;                       // that it has so far
-  size_t arguments = 0;                 // of the command, so far
-  const CLI::App* helped = nullptr;     // what help was asked of, so far
+  const CLI::Option* option = nullptr;  // still needs a value
+  int values = 0;                       // values of the option so far
+  size_t arguments = 0;                 // arguments of the command so far
+  const CLI::App* helped = nullptr;     // command whose help was requested, so far
   std::string socket_dir;
 };
 
-// The option of the command or of every command that `word` names, without a value of its own.
+// Returns the option named by `word`, of the command or global; `word` holds no value.
 const CLI::Option* FindOption(const CLI::App& command, const std::string& word) {
   if (!absl::StartsWith(word, "-")) return nullptr;
   for (const CLI::App* app = &command; app != nullptr; app = app->get_parent()) {
@@ -120,7 +120,7 @@ std::vector<std::string> Candidates(const Position& at, const std::string& word)
 
 void PrintCompletions(const CLI::App& app, const std::vector<std::string>& words) {
   if (words.empty()) return;
-  // --session=NAME is one word for zsh, and stays one.
+  // zsh treats --session=NAME as a single word, so keep the prefix.
   std::string prefix;
   if (absl::StartsWith(words.back(), "--")) prefix = words.back().substr(0, words.back().rfind('=') + 1);
   std::vector<std::string> spelled = SpellOptions(app, words);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl: looks at a running vrambrokerd and changes what it may. Exit codes: 0 done, 1 refused or failed, 2 wrong
-// use; of vramctl run that of its program.
+// vramctl: inspects a running vrambrokerd and changes its settings. Exit codes: 0 done, 1 refused or failed, 2 wrong
+// use; vramctl run exits with the code of its program.
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -28,7 +28,7 @@ namespace {
 
 using vrambroker::vramctl::CommandLine;
 
-// For scripts: the code of a refusal, and what it carries beyond its message.
+// Prints for scripts: the code of a refusal, and its details beyond the message.
 void PrintErrorJson(const absl::Status& status) {
   nlohmann::ordered_json error = {{"code", absl::StatusCodeToString(status.code())},
                                   {"message", std::string(status.message())}};
@@ -42,7 +42,7 @@ absl::Status Run(const std::function<absl::Status()>& command) {
   absl::Status status;
   try {
     status = command();
-  } catch (const std::bad_alloc&) {  // a trace may unpack to more than there is
+  } catch (const std::bad_alloc&) {  // a trace may unpack to more than the available memory
     status = absl::ResourceExhaustedError("this machine has not enough memory for that");
   } catch (const std::system_error& error) {
     status = error.code() == std::errc::resource_unavailable_try_again ? vrambroker::NoThreadError()
