@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// plan train, serve and share: their options and help.
+// Options and help of plan train, serve and share.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_PLAN_ARGUMENTS_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_PLAN_ARGUMENTS_H_
 
@@ -13,12 +13,12 @@
 
 namespace vrambroker::vramctl {
 
-// Adds them to `app`, in its group `group`. `choose` is called with what the command that was given does. `context`
-// outlives `app`.
+// Adds the commands to `app`, in group `group`. The given command passes its action to `choose`. `context` outlives
+// `app`.
 void AddPlan(CLI::App& app, const char* group, Context& context,
              const std::function<void(std::function<absl::Status()>)>& choose);
 
-// For completion: the values that an option of these accepts. Empty: it is none of these, or takes any text.
+// Returns the values accepted by a plan option, for completion. Empty: any text, or not a plan option.
 std::vector<std::string> PlanValues(const CLI::Option& option);
 
 }  // namespace vrambroker::vramctl

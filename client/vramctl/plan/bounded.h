@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sizes of what a plan describes: sums and products that stop at a bound instead of overflowing.
+// Sizes in a plan: sums and products stop at a bound instead of overflowing.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_PLAN_BOUNDED_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_PLAN_BOUNDED_H_
 
@@ -10,10 +10,12 @@
 
 namespace vrambroker::plan {
 
-// 64 PiB. A size of this much is "too large to plan"; nothing is ever larger, so 64 of them still fit in 64 bits.
+// 64 PiB. Sizes of kTooLarge are "too large to plan". No size exceeds kTooLarge, so the sum of 64 sizes still fits in
+// 64 bits.
 inline constexpr uint64_t kTooLarge = uint64_t{1} << 56;
 
-// Both are kTooLarge when the true result is that or more. REQUIRES: no argument is above kTooLarge.
+// Product() and Sum() return kTooLarge if the true result is at least kTooLarge. REQUIRES: no argument is above
+// kTooLarge.
 constexpr uint64_t Product(std::initializer_list<uint64_t> factors) {
   uint64_t product = 1;
   bool too_large = false;

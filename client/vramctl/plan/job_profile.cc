@@ -11,7 +11,7 @@
 namespace vrambroker::plan {
 namespace {
 
-// Where the last step begins.
+// Returns the start of the last step.
 size_t StepStart(const Trace& trace, bool& has_marks) {
   size_t marks = 0;
   size_t last = 0;
@@ -20,7 +20,7 @@ size_t StepStart(const Trace& trace, bool& has_marks) {
     ++marks;
     last = i;
   }
-  // A single mark need not be that of a step.
+  // A single mark need not be the mark of a step.
   has_marks = marks >= 2 && last + 1 < trace.ops.size();
   return has_marks ? last : trace.ops.size() / 2;
 }
@@ -43,7 +43,7 @@ JobProfile ProfileOf(const std::string& name, const Trace& trace, const Allocato
   profile.step_operations = trace.ops.size() - start;
   std::vector<std::optional<uint64_t>> ticks(kTicks);
   Replay replay(config, trace);
-  Replay reclaimed(config, trace);  // where all that is wholly free is taken away at once
+  Replay reclaimed(config, trace);  // trimmed after each operation
   for (size_t i = 0; i < trace.ops.size(); ++i) {
     replay.Do(trace.ops[i]);
     const MemoryStats stats = replay.allocator().GetMemoryStats();
@@ -57,7 +57,7 @@ JobProfile ProfileOf(const std::string& name, const Trace& trace, const Allocato
     std::optional<uint64_t>& tick = ticks[(i - start) * kTicks / profile.step_operations];
     tick = std::max(tick.value_or(0), needed);
   }
-  // In a step of fewer operations than ticks, nothing changes in those without any.
+  // If the step has fewer operations than ticks, ticks without an operation repeat the previous value.
   uint64_t current = 0;
   for (const std::optional<uint64_t>& tick : ticks) {
     current = tick.value_or(current);

@@ -11,12 +11,13 @@
 namespace vrambroker::plan {
 namespace {
 
-// Of the replays between the bound and what is known to fit, and then of those below. About a second.
+// Limits the replays between the bound and the batch known to fit, and then the replays below. About a second.
 constexpr uint64_t kMostOperations = 10'000'000;
 constexpr uint64_t kFewestReplays = 64;
 constexpr uint64_t kMostSmaller = 256;
 
-// A number up to `most` that holds; 0: none. By bisection: the largest one, if all below one that holds do so, too.
+// Returns a number up to `most` for which `holds` is true; 0: none. Bisects: the result is the largest such number if
+// `holds` is monotone.
 uint64_t BisectedThat(const std::function<bool(uint64_t)>& holds, uint64_t most) {
   uint64_t holding = 0;
   uint64_t failing = 1;
@@ -31,7 +32,7 @@ uint64_t BisectedThat(const std::function<bool(uint64_t)>& holds, uint64_t most)
   return holding;
 }
 
-// The most that is allocated at a time, whatever the allocator does with its segments.
+// Returns the peak of allocated bytes, whatever the allocator does with its segments.
 uint64_t PeakOfBlocks(const Trace& trace, const AllocatorOptions& options) {
   std::vector<uint64_t> bytes(trace.ids, 0);
   uint64_t current = 0;
@@ -59,7 +60,7 @@ class Search {
   Search(const ModelShape& shape, const TrainingOptions& options, const ReplayConfig& config)
       : shape_(shape), options_(options), config_(config) {}
 
-  // False: no allocator could do it. True for all smaller batches if it is for one.
+  // False: no allocator could fit the batch. If true for a batch, also true for all smaller batches.
   bool MayFit(uint64_t batch) const {
     return CanBePlanned(batch) && PeakOfBlocks(TraceOf(batch), config_.options) <= UsableBytes(config_);
   }
@@ -94,7 +95,7 @@ LargestBatch FindLargestBatch(const ModelShape& shape, const TrainingOptions& op
   const uint64_t bound = BisectedThat([&](uint64_t batch) { return search.MayFit(batch); }, kMostBatch);
   LargestBatch largest;
   if (bound == 0) return largest;
-  // One that fits, so that there are fewer to try; larger ones may fit, too.
+  // Find a fitting batch by bisection, to leave fewer batches to try; larger batches may fit, too.
   largest.batch = BisectedThat([&](uint64_t batch) { return search.Fits(batch); }, bound);
   const uint64_t allowed = search.ReplaysAllowed();
   const uint64_t stride = std::max<uint64_t>(1, DividedUp(bound - largest.batch, allowed));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many sequences a training step may have on a device.
+// Finds the number of sequences per training step possible on a device.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_PLAN_LARGEST_BATCH_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_PLAN_LARGEST_BATCH_H_
 
@@ -14,17 +14,17 @@
 namespace vrambroker::plan {
 
 struct LargestBatch {
-  uint64_t batch = 0;    // no request of its trace is refused; 0: not even one sequence fits
-  bool is_exact = true;  // false: a larger one may fit, too
-  // Batches below it with which a request is refused, ascending. Freed blocks of other sizes serve later requests less
-  // well, so a smaller batch can need more segments. Not all are tried: those next below come first.
+  uint64_t batch = 0;    // no request of the batch's trace is refused; 0: not even a single sequence fits
+  bool is_exact = true;  // false: a larger batch may fit, too
+  // Smaller batches with a refused request, ascending. Freed blocks of different sizes serve later requests less well,
+  // so a smaller batch can need more segments. Not all smaller batches are tried: those next below come first.
   std::vector<uint64_t> smaller_refused;
 };
 
-// The largest --batch for config.device_bytes. What a step has at a time grows with the batch, so there is one above
-// which nothing can fit; what it reserves does not always grow. So all batches from there down are replayed until one
-// fits. That takes some 20 million operations at most. Where it would take more, or where kMostBatch may fit,
-// `is_exact` is false. `options` are of CheckTraining(); their batch is not used. Safe to call from any thread.
+// Returns the largest --batch for config.device_bytes. The peak of allocated bytes grows with the batch, so above some
+// bound nothing can fit; the reserved bytes do not always grow. Therefore all batches from the bound down are replayed
+// until a batch fits, for at most some 20 million operations. `is_exact` is false if more would be needed, or if
+// kMostBatch may fit. `options` come from CheckTraining(); their batch is not used. Safe to call from any thread.
 LargestBatch FindLargestBatch(const ModelShape& shape, const TrainingOptions& options, const ReplayConfig& config);
 
 }  // namespace vrambroker::plan

@@ -10,7 +10,7 @@
 namespace vrambroker::plan {
 namespace {
 
-// The positions in Weights::layer of those whose name starts with one of `names`.
+// Returns the positions in Weights::layer of the weights with names starting with any of `names`.
 std::vector<size_t> Named(const std::vector<Weight>& weights, std::initializer_list<const char*> names) {
   std::vector<size_t> found;
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -41,7 +41,7 @@ std::vector<LayerOperation> LayerOperations(const ModelShape& shape, const Train
   const uint64_t scores = Product({tokens, options.seq, shape.heads});  // elements
   const uint64_t stream_mask = shape.hidden_dropout ? Product({tokens, shape.hidden}) : 0;
   const bool frozen = options.lora_rank != 0;
-  // Kept for a weight's gradient only.
+  // Returns the bytes of an input kept only for a weight's gradient.
   const auto input = [&](uint64_t width, bool is_trained) {
     return is_trained ? Product({tokens, width, bytes.linear_input}) : 0;
   };
@@ -62,9 +62,9 @@ std::vector<LayerOperation> LayerOperations(const ModelShape& shape, const Train
                         .weights = named({"queries", "keys", "values", "norm of"})};
   for (size_t i = 0; i < adapters; ++i) {
     qkv.adapters.push_back(i);
-    if (i % 2 == 0) qkv.saved.push_back(Product({tokens, options.lora_rank, e}));  // between the two matrices
+    if (i % 2 == 0) qkv.saved.push_back(Product({tokens, options.lora_rank, e}));  // between the matrices
   }
-  if (options.eager && !shape.norm_bias) {  // layer norms, which have a bias, are one kernel in PyTorch, too
+  if (options.eager && !shape.norm_bias) {  // in PyTorch, layer norms (with a bias) are a single kernel, too
     const uint64_t exact = Product({tokens, shape.hidden, 4});
     norm1.saved.insert(norm1.saved.end(), {exact, stream});
   }
@@ -76,10 +76,10 @@ std::vector<LayerOperation> LayerOperations(const ModelShape& shape, const Train
     attention.saved = {Product({scores, e})};
     if (options.eager && !shape.norm_bias && e != 4) attention.saved.push_back(Product({scores, 4}));
     if (shape.attention_dropout) attention.saved.insert(attention.saved.end(), {scores, Product({scores, e})});
-    attention.forward_scratch = Product({scores, e});            // before the softmax
-    attention.backward_scratch.assign(2, Product({scores, e}));  // their gradient after the softmax and before it
+    attention.forward_scratch = Product({scores, e});            // scores before the softmax
+    attention.backward_scratch.assign(2, Product({scores, e}));  // gradients of the scores after and before the softmax
   }
-  // Flash attention's backward pass needs its own output, whatever is trained.
+  // Flash attention's backward pass needs its own output, regardless of the trained weights.
   LayerOperation output = {
       .part = LayerPart::kAttention,
       .saved = {options.flash ? queries : input(shape.heads * shape.head_dim, !frozen), stream_mask},
@@ -121,7 +121,7 @@ bool IsKept(const LayerOperation& operation, Checkpoint checkpoint) {
 
 uint64_t BackwardScratch(const std::vector<LayerOperation>& operations, uint64_t layer_input_bytes) {
   uint64_t most = 0;
-  uint64_t output_gradient = 0;  // of the branch; the stream's own is layer_input_bytes
+  uint64_t output_gradient = 0;  // gradient of the branch; layer_input_bytes is the gradient of the stream
   for (auto operation = operations.rbegin(); operation != operations.rend(); ++operation) {
     uint64_t scratch = Sum({layer_input_bytes, output_gradient, operation->input_gradient});
     for (const uint64_t tensor : operation->backward_scratch) scratch = Sum({scratch, tensor});

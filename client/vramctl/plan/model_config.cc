@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr char kKnown[] = "bert, gpt2, gpt_neox, llama, mistral, qwen2, qwen3";
-constexpr int kMostDepth = 64;  // of arrays and objects in each other
+constexpr int kMostDepth = 64;  // nesting of arrays and objects
 
 std::string Shown(const Json& value) {
   constexpr size_t kMost = 40;
@@ -26,12 +26,12 @@ std::string Shown(const Json& value) {
   return text;
 }
 
-// Reads the keys of a config.json; the first fault is kept.
+// Reads the keys of a config.json; keeps the first fault.
 class Reader {
  public:
   explicit Reader(const Json& json) : json_(json) {}
 
-  // The number at the first of `keys` that is there. 0 when none is, which is a fault if `required`.
+  // Returns the number at the first present key of `keys`. Without any: returns 0, and a fault if `required`.
   uint64_t Number(std::initializer_list<const char*> keys, uint64_t most, bool required = true) {
     for (const char* key : keys) {
       const auto found = json_.find(key);
@@ -55,7 +55,7 @@ class Reader {
     return found->get<bool>();
   }
 
-  // Whether a probability is above 0.
+  // Whether a dropout probability is above 0.
   bool Dropout(std::initializer_list<const char*> keys, double otherwise) {
     double rate = otherwise;
     for (const char* key : keys) {
@@ -159,7 +159,7 @@ absl::StatusOr<ModelShape> ParseModelConfig(absl::string_view text) {
     json = Json::parse(text.begin(), text.end(), watch_depth);
   } catch (const Json::parse_error& error) {
     return absl::InvalidArgumentError(absl::StrCat("byte ", error.byte, ": this is not JSON"));
-  } catch (const Json::exception& error) {  // a number that no type holds
+  } catch (const Json::exception& error) {  // a number too large for any type
     return absl::InvalidArgumentError(absl::StrCat("this is not JSON: ", error.what()));
   }
   if (too_deep) return absl::InvalidArgumentError(absl::StrCat("nested deeper than ", kMostDepth, " levels"));
@@ -201,7 +201,7 @@ absl::StatusOr<ModelShape> ParseModelConfig(absl::string_view text) {
   if (name == "bert") ReadBert(read, shape);
   if (!read.status().ok()) return read.status();
 
-  // Where Hugging Face's classes have numbers of their own for what the file leaves out.
+  // Hugging Face's classes have defaults of their own for keys missing in the file.
   if (shape.kv_heads == 0 && name == "mistral") shape.kv_heads = 8;
   if (shape.head_dim == 0 && name == "qwen3") shape.head_dim = 128;
   if (shape.kv_heads == 0) shape.kv_heads = shape.heads;

@@ -14,7 +14,7 @@ namespace vrambroker::plan {
 namespace {
 
 constexpr uint64_t kTokensOfBlock = 16;  // vLLM's block size by default (Kwon et al. 2023, section 7.2)
-constexpr uint64_t kGroup = 128;         // weights that share a scale: GPTQ's and AWQ's usual group size
+constexpr uint64_t kGroup = 128;         // weights sharing a scale: GPTQ's and AWQ's usual group size
 
 struct WeightFormat {
   const char* name;
@@ -126,7 +126,8 @@ absl::StatusOr<ServingMemory> ServingMemoryOf(const ModelShape& shape, const Ser
                      absl::StrCat("2 x ", shape.layers, " layers x ", shape.kv_heads, " heads x ", shape.head_dim,
                                   " x ", options.kv_bytes, " B a token, in blocks of 16 tokens (Kwon 2023)")};
 
-  // One layer at a time: its input, its queries, keys and values, its feed-forward network; or the logits in fp32.
+  // Layers run sequentially: each needs its input, its queries, keys and values, its feed-forward network. The logits
+  // in fp32 may need more.
   const uint64_t wide = Product({shape.ffn, shape.gated ? uint64_t{2} : 1});
   const uint64_t heads = Product({shape.heads + 2 * shape.kv_heads, shape.head_dim});
   const uint64_t layer = Product({options.prefill_tokens, Sum({2 * shape.hidden, std::max(wide, heads)}), 2});
@@ -142,7 +143,7 @@ absl::StatusOr<ServingMemory> ServingMemoryOf(const ModelShape& shape, const Ser
     const auto usable = static_cast<uint64_t>(static_cast<double>(options.device_bytes) * options.utilization);
     const uint64_t fixed = Sum({memory.weights.bytes, kLibraryWorkspace});
     const uint64_t left = usable > fixed ? usable - fixed : 0;
-    // The cache leaves room for the larger of two: one layer's tensors, or one row of logits for each sequence.
+    // The cache leaves room for the larger of two: a layer's tensors, or a row of logits for each sequence.
     const uint64_t sequence = std::max<uint64_t>(1, memory.kv_bytes_per_sequence);
     const uint64_t beside_layer = (left > layer ? left - layer : 0) / sequence;
     const uint64_t beside_logits = left / Sum({sequence, Product({shape.vocab, 4})});

@@ -15,7 +15,7 @@ Trace ServingTrace(const ModelShape& shape, const ServingOptions& options) {
     if (bytes != 0) trace.ops.push_back({.kind = TraceOp::Kind::kAllocate, .id = trace.ids++, .bytes = bytes});
   };
   const auto free = [&](uint32_t id) { trace.ops.push_back({.kind = TraceOp::Kind::kFree, .id = id}); };
-  // Makes both, and frees them.
+  // Allocates both sizes, then frees them.
   const auto use = [&](uint64_t bytes, uint64_t more_bytes) {
     const uint32_t first = trace.ids;
     make(bytes);

@@ -10,7 +10,7 @@
 namespace vrambroker::plan {
 namespace {
 
-constexpr size_t kSimulatedSteps = 8;  // of each job
+constexpr size_t kSimulatedSteps = 8;  // steps of each job
 
 // A job in the simulation.
 struct Runner {
@@ -19,12 +19,12 @@ struct Runner {
   uint64_t floor = 0;
   size_t done = 0;      // ticks
   size_t waited = 0;    // ticks
-  size_t patience = 0;  // ticks since it last moved: who has waited longest goes first
+  size_t patience = 0;  // ticks since the job last moved: the job with the longest wait goes first
   bool is_over() const { return done == kSimulatedSteps * kTicks; }
   bool is_between_steps() const { return done % kTicks == 0; }
   uint64_t held() const { return done == 0 || is_over() ? floor : (*step)[(done - 1) % kTicks]; }
   uint64_t next() const { return (*step)[done % kTicks]; }
-  // What it has, and what it can still need before it is back at its floor.
+  // Returns the larger of the bytes held and the most still needed before the job is back at its floor.
   uint64_t claim() const { return is_between_steps() ? floor : std::max(held(), rest[done % kTicks]); }
 };
 
@@ -38,7 +38,7 @@ std::vector<Runner> RunnersOf(const std::vector<JobProfile>& profiles) {
   return runners;
 }
 
-// Runs all of them from the same moment. False: they wait for one another for ever.
+// Runs all jobs from the same moment. False: the jobs deadlock.
 bool Simulate(std::vector<Runner>& runners, uint64_t device_bytes, bool in_turns) {
   std::vector<size_t> order(runners.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -55,7 +55,7 @@ bool Simulate(std::vector<Runner>& runners, uint64_t device_bytes, bool in_turns
         if (&other != &runner) others += in_turns ? other.claim() : other.held();
       }
       const uint64_t wanted = in_turns ? runner.rest[runner.done % kTicks] : runner.next();
-      // Once a job is in its step, its turn lasts to the end of it.
+      // A job in its step keeps its turn until the end of the step.
       const bool has_turn = in_turns && !runner.is_between_steps();
       if (has_turn || others + wanted <= device_bytes) {
         ++runner.done;
@@ -75,7 +75,7 @@ double WaitOf(const Runner& runner) {
   return static_cast<double>(runner.waited) / kSimulatedSteps;
 }
 
-// Adds one job after the other, each where the peak of the sum so far grows least.
+// Adds the jobs sequentially, each where the peak of the sum so far grows least.
 uint64_t Stagger(const std::vector<JobProfile>& profiles, std::vector<JobShare>& shares) {
   std::vector<uint64_t> sum(kTicks, 0);
   for (size_t job = 0; job < profiles.size(); ++job) {
@@ -100,9 +100,9 @@ uint64_t Stagger(const std::vector<JobProfile>& profiles, std::vector<JobShare>&
 SharePlan PlanShare(const std::vector<JobProfile>& profiles, uint64_t device_bytes) {
   SharePlan plan;
   plan.jobs.resize(profiles.size());
-  const uint64_t device = device_bytes - device_bytes % 2_MiB;  // no segment is smaller
+  const uint64_t device = device_bytes - device_bytes % 2_MiB;  // segments are at least 2 MiB
   uint64_t floors = 0;
-  uint64_t tallest = 0;  // above its floor
+  uint64_t tallest = 0;  // the largest peak above a floor
   for (const JobProfile& profile : profiles) {
     const uint64_t needed = RoundUpTo(profile.peak_needed, 2_MiB);
     const uint64_t floor = RoundUpTo(profile.floor_needed, 2_MiB);
@@ -122,7 +122,7 @@ SharePlan PlanShare(const std::vector<JobProfile>& profiles, uint64_t device_byt
   uint64_t guaranteed = 0;
   for (size_t i = 0; i < profiles.size(); ++i) {
     const JobProfile& profile = profiles[i];
-    // With room for all peaks each job is sure of its own. Else each is sure of what it has between its steps.
+    // With room for all peaks, guarantee each job its own peak; else guarantee the bytes held between its steps.
     const uint64_t sure = plan.fit == Fit::kPrivately    ? std::min(profile.peak_needed, profile.peak_reserved)
                           : plan.fit == Fit::kReclaiming ? profile.peak_needed
                                                          : profile.floor_needed;
@@ -130,7 +130,7 @@ SharePlan PlanShare(const std::vector<JobProfile>& profiles, uint64_t device_byt
     guaranteed += plan.jobs[i].guarantee;
   }
   for (size_t i = 0; i < profiles.size(); ++i) {
-    // A job whose memory is reclaimed may need more than with a cache that nobody touches.
+    // A job with reclaimed memory may need more than with a private cache.
     const uint64_t most = std::max(profiles[i].peak_needed, profiles[i].peak_reserved);
     JobShare& share = plan.jobs[i];
     share.limit = std::min(RoundUpTo(most, 2_MiB), device - (guaranteed - share.guarantee));

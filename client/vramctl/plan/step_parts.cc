@@ -75,7 +75,7 @@ bool HasEarlyEmbeddingGradient(const ModelShape& shape) {
 }
 
 uint64_t OutputInputBytes(const ModelShape& shape, const TrainingOptions& options) {
-  // The output layer stays in two bytes where others are multiplied in one.
+  // The output layer stays in two bytes even if linear layers multiply in a single byte.
   return options.lora_rank == 0 ? LayerInputBytes(shape, options) : 0;
 }
 

@@ -59,7 +59,7 @@ class StepWriter {
       if (weight.fp8_copies != 0) Make(weight.fp8_copies);
     }
   }
-  // Of each weight, in the order of the model.
+  // Visits each trained weight, in the order of the model.
   template <class Visit>
   void VisitTrained(const Visit& visit) {
     const auto all = [&](const std::vector<HeldWeight>& weights) {
@@ -88,7 +88,7 @@ class StepWriter {
     Make(kLibraryWorkspace);
   }
 
-  // ZeRO 3 has a layer's weights whole while it works on them.
+  // ZeRO 3 holds the whole weights of a layer while computing the layer.
   Tensors Gather() {
     Tensors gathered;
     if (options_.zero_stage < 3) return gathered;
@@ -96,11 +96,12 @@ class StepWriter {
     return gathered;
   }
 
-  // Runs a layer and keeps what `kept` says, by operation. What the layer's `input` is was made before, if it is there.
+  // Runs a layer and returns the tensors kept according to `kept`, by operation. `has_input`: the layer's input already
+  // exists.
   std::vector<Tensors> RunLayer(Checkpoint kept, bool has_input) {
     std::vector<Tensors> saved(operations_.size());
-    Tensors dropped;  // of the operation before: it is read by this one
-    Tensors branch;   // the stream, until the branch has been added to it
+    Tensors dropped;  // tensors of the previous operation, read by the current operation
+    Tensors branch;   // the stream, until the branch has been added
     for (size_t i = 0; i < operations_.size(); ++i) {
       const LayerOperation& operation = operations_[i];
       Tensors scratch;
@@ -170,7 +171,7 @@ class StepWriter {
       gradients_.push_back(Make(weight.gradient));
       return;
     }
-    const Id whole = Make(weight.full_gradient);  // until every GPU has its part of the sum
+    const Id whole = Make(weight.full_gradient);  // lives until every GPU has its part of the sum
     gradients_.push_back(Make(weight.gradient));
     Free(whole);
   }
@@ -201,7 +202,7 @@ class StepWriter {
       for (const size_t weight : operation.weights) MakeGradient(weights_.layer[weight]);
       for (const size_t weight : operation.adapters) MakeGradient(weights_.adapters[weight]);
       if (operation.is_branch_start) {
-        FreeAll(input_gradient);  // added to the stream's
+        FreeAll(input_gradient);  // added to the stream's gradient
       } else {
         branch_gradient = input_gradient;
       }
@@ -224,7 +225,7 @@ class StepWriter {
   void Optimize(bool is_first) {
     VisitTrained([&](const HeldWeight& weight) {
       if (is_first && weight.states != 0) {
-        // Two states of the same size, or one.
+        // Adam has two states of equal size, the rest a single state.
         const bool are_two = options_.optimizer == Optimizer::kAdamW || options_.optimizer == Optimizer::kAdam8bit;
         Make(are_two ? DividedUp(weight.states, 2) : weight.states);
         if (are_two) Make(DividedUp(weight.states, 2));

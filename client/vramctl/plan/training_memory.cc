@@ -31,7 +31,8 @@ std::string OptimizerFormula(Optimizer optimizer, const NumberBytes& bytes) {
   return formula;
 }
 
-// Of all layers; the formula is how many times `unit` a layer keeps, `unit` being the product that `letters` write.
+// Sums the activations of all layers; the formula says how many times `unit` each layer keeps, `letters` being the
+// symbols of the product `unit`.
 Part ActivationsOf(const char* name, LayerPart part, const std::vector<LayerOperation>& operations,
                    const ModelShape& shape, const TrainingOptions& options, uint64_t unit, const char* letters) {
   uint64_t bytes = 0;
@@ -90,7 +91,7 @@ NumberBytes NumberBytesOf(Precision precision) {
 }
 
 uint64_t StateBytes(const Weight& weight, Optimizer optimizer, const NumberBytes& bytes) {
-  constexpr uint64_t kBlock = 256;  // numbers that share a scale
+  constexpr uint64_t kBlock = 256;  // numbers sharing a scale
   const uint64_t elements = Product({weight.rows, weight.columns});
   switch (optimizer) {
     case Optimizer::kAdamW:
@@ -154,7 +155,7 @@ absl::StatusOr<TrainingMemory> TrainingMemoryOf(const ModelShape& shape, const T
   for (const LayerOperation& operation : operations) {
     if (!IsKept(operation, options.checkpoint)) recomputed = Sum({recomputed, SavedBytes(operation)});
   }
-  if (options.checkpoint == Checkpoint::kFull) recomputed -= std::min(recomputed, stream);  // its input was kept
+  if (options.checkpoint == Checkpoint::kFull) recomputed -= std::min(recomputed, stream);  // input was kept
   const uint64_t in_layer = Sum({recomputed, BackwardScratch(operations, stream)});
   const uint64_t always = Sum({weights.gathered_bytes, kLibraryWorkspace});
   memory.workspace = {
@@ -170,7 +171,7 @@ absl::StatusOr<TrainingMemory> TrainingMemoryOf(const ModelShape& shape, const T
     return absl::InvalidArgumentError("that step needs more than 64 PiB; make the model, --batch or --seq smaller");
   }
   const uint64_t persistent = Sum({memory.weights.bytes, memory.optimizer.bytes, always});
-  // The backward pass starts with everything kept and the head's gradients only, and ends the other way round.
+  // The backward pass starts with all activations kept and only the head's gradients, and ends the other way round.
   const uint64_t start = Sum({activations, std::max(2 * logits, Sum({weights.head_gradient_bytes, in_layer}))});
   uint64_t kept = 0;
   for (const Part& part : memory.activations) kept = Sum({kept, part.bytes / shape.layers});
@@ -200,7 +201,7 @@ std::vector<Part> GuideEstimates(const ModelShape& shape, const TrainingOptions&
   const NumberBytes bytes = NumberBytesOf(options.precision);
   Part activations = {"activations", KorthikantiActivationBytes(shape, options.batch, options.seq, options.checkpoint),
                       "Korthikanti: L sbh(34 + 5as/h); selective L 34sbh; full L 2sbh"};
-  if (options.lora_rank != 0) {  // the other rules are of gradients and states for all weights
+  if (options.lora_rank != 0) {  // the remaining rules assume gradients and states for all weights
     absl::StrAppend(&activations.formula, "; with all weights trained");
     return {activations};
   }

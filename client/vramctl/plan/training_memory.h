@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a training step needs, by formula.
+// Memory of a training step, by formula.
 //
-// Sources, by the names that the comments use:
+// Sources, by the names used in comments:
 //   ZeRO         Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 //                arXiv:1910.02054, section 3
 //   Korthikanti  Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
@@ -33,19 +33,19 @@ enum class Optimizer { kAdamW, kAdam8bit, kSgd, kAdafactor };
 enum class Checkpoint { kNone, kSelective, kFull };
 
 struct TrainingOptions {
-  uint64_t batch = 1;  // sequences of one GPU that go through the model together
-  uint64_t seq = 0;    // tokens of each; 0: what the model takes at most, up to 2048
+  uint64_t batch = 1;  // sequences of a GPU passing through the model together
+  uint64_t seq = 0;    // tokens of each sequence; 0: the model's maximum, up to 2048
   Precision precision = Precision::kBf16Mixed;
   Optimizer optimizer = Optimizer::kAdamW;
   Checkpoint checkpoint = Checkpoint::kNone;
   uint64_t zero_stage = 0;
-  uint64_t gpus = 1;  // that ZeRO partitions for
+  uint64_t gpus = 1;  // number of GPUs in ZeRO's partition
   bool flash = false;
-  bool eager = false;      // modules as Hugging Face writes them, without fused kernels: see LayerOperations()
+  bool eager = false;      // modules as written by Hugging Face, without fused kernels: see LayerOperations()
   uint64_t lora_rank = 0;  // 0: all weights are trained
 };
 
-// By the names of the command line. InvalidArgument lists the names.
+// Parses names of the command line. InvalidArgument lists the names.
 absl::StatusOr<Precision> ParsePrecision(absl::string_view name);
 absl::StatusOr<Optimizer> ParseOptimizer(absl::string_view name);
 absl::StatusOr<Checkpoint> ParseCheckpoint(absl::string_view name);
@@ -56,27 +56,27 @@ const char* NameOf(Precision precision);
 const char* NameOf(Optimizer optimizer);
 const char* NameOf(Checkpoint checkpoint);
 
-// `options` with the default of seq filled in. InvalidArgument names the option that is out of bounds.
+// Returns `options` with the default of seq filled in. InvalidArgument names the option out of bounds.
 absl::StatusOr<TrainingOptions> CheckTraining(const ModelShape& shape, const TrainingOptions& options);
 
-// Bytes of one number. Mixed precision is ZeRO's: 2 for the weight, 2 for its gradient, 4 for the weight's exact copy.
+// Bytes of a number. Mixed precision follows ZeRO: 2 for the weight, 2 for its gradient, 4 for the weight's exact copy.
 struct NumberBytes {
   uint64_t weight = 2;
-  uint64_t fp8_copies = 0;  // of a linear weight: the matrix and its transpose, as on Hopper
+  uint64_t fp8_copies = 0;  // for a linear weight: the matrix and its transpose, as on Hopper
   uint64_t gradient = 2;
   uint64_t master = 4;  // 0: the optimizer works on the weight itself
-  uint64_t state = 4;   // of each of the optimizer's states, unless they are of 8 bits
+  uint64_t state = 4;   // for each of the optimizer's states, unless states have 8 bits
   uint64_t activation = 2;
-  uint64_t linear_input = 2;  // of an activation that is kept for a linear layer's weight gradient only
+  uint64_t linear_input = 2;  // for an activation kept only for a linear layer's weight gradient
 };
 NumberBytes NumberBytesOf(Precision precision);
 
-// The optimizer's states for one weight, bytes, without the master copy. adamw: two numbers a parameter (ZeRO);
-// adam8bit: two bytes and, for each 256 of them, a scale of 4 bytes (Dettmers; the block size is bitsandbytes');
-// sgd: one number, the momentum; adafactor: a number a row and a column, of a vector one an element (Adafactor).
+// Returns the optimizer's states for a weight, bytes, without the master copy. adamw: two numbers a parameter (ZeRO);
+// adam8bit: two bytes, plus a 4-byte scale per 256 bytes (Dettmers; the block size is bitsandbytes'); sgd: a single
+// number, the momentum; adafactor: a number per row and column, or per element of a vector (Adafactor).
 uint64_t StateBytes(const Weight& weight, Optimizer optimizer, const NumberBytes& bytes);
 
-// The adapters of one layer: on queries and values, or on the matrix that holds them (LoRA, section 4.2).
+// Returns the adapters of a layer: on queries and values, or on the fused matrix (LoRA, section 4.2).
 std::vector<Weight> AdaptersOf(const ModelShape& shape, uint64_t rank);
 
 struct Part {
@@ -93,22 +93,23 @@ struct TrainingMemory {
   Part optimizer;                 // the master copy is part of it, as in ZeRO
   std::vector<Part> activations;  // of all layers, by kind
   Part logits;
-  Part workspace;          // the largest set of temporaries at a time
-  uint64_t sum_bytes = 0;  // of all these
-  // What is there at a time: gradients come while activations go. The larger of the start and the end of the backward
-  // pass, when gradients are freed before each forward pass (PyTorch's zero_grad).
+  Part workspace;          // the largest set of temporaries alive together
+  uint64_t sum_bytes = 0;  // sum of the parts above
+  // Peak of the memory held: gradients come while activations go. The peak is the larger of the start and the end of
+  // the backward pass, if gradients are freed before each forward pass (PyTorch's zero_grad).
   uint64_t peak_bytes = 0;
   uint64_t ActivationBytes() const;
 };
 
-// Per GPU. InvalidArgument when the sum is too large to plan (64 PiB). `options` are of CheckTraining().
+// Returns sizes per GPU. InvalidArgument if the sum is too large to plan (64 PiB). `options` come from CheckTraining().
 // Safe to call from any thread.
 absl::StatusOr<TrainingMemory> TrainingMemoryOf(const ModelShape& shape, const TrainingOptions& options);
 
 // Korthikanti's closed form, bytes of all layers: L * sbh(34 + 5as/h), 34sbh (selective), 2sbh (full).
 uint64_t KorthikantiActivationBytes(const ModelShape& shape, uint64_t batch, uint64_t seq, Checkpoint checkpoint);
 
-// What guides say of the same: rules of thumb, per GPU and without ZeRO. With LoRA only that of the activations.
+// Returns the estimates of published guides: rules of thumb, per GPU and without ZeRO. With LoRA only the estimate of
+// the activations.
 std::vector<Part> GuideEstimates(const ModelShape& shape, const TrainingOptions& options);
 
 }  // namespace vrambroker::plan
