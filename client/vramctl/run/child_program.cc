@@ -22,9 +22,8 @@
 namespace vrambroker::vramctl {
 namespace {
 
-// The program gets these when this process does. Not here: what cannot be caught, what writing to a
-// closed pipe or a fault causes (SIGPIPE, SIGSEGV and the like), and SIGTTIN and SIGTTOU, which the terminal sends to
-// both.
+// Signals passed on to the program. Not listed: signals impossible to catch, signals caused by a closed pipe or a fault
+// (SIGPIPE, SIGSEGV and the like), and SIGTTIN and SIGTTOU, sent by the terminal to both processes.
 std::vector<int> PassedOn() {
   std::vector<int> signals = {SIGINT,  SIGTERM, SIGHUP,    SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP,
                               SIGALRM, SIGABRT, SIGVTALRM, SIGPROF, SIGXCPU, SIGURG,  SIGIO,    SIGPWR};
@@ -34,15 +33,15 @@ std::vector<int> PassedOn() {
 
 struct Event {
   int signal;
-  int code;      // si_code: where it comes from
-  pid_t sender;  // of one that a process has sent
+  int code;      // si_code: the origin of the signal
+  pid_t sender;  // set for signals sent by a process
 };
 
-// Never closed: the handlers stay.
+// Never closed, since the handlers stay.
 int event_pipe = -1;
 int events_read = -1;
-std::atomic<unsigned> continues = 0;  // how often this process got SIGCONT
-unsigned continues_passed_on = 0;     // of these
+std::atomic<unsigned> continues = 0;  // number of SIGCONT received by this process
+unsigned continues_passed_on = 0;     // number of SIGCONT passed on
 
 void OnSignal(int signal, siginfo_t* info, void* /*context*/) {
   const int before = errno;
@@ -59,8 +58,8 @@ struct sigaction Handler() {
   return action;
 }
 
-// Handlers of this process, and what the program is to have in their place. Threads of gRPC may get the signals, so
-// blocking them would not do.
+// Installs handlers in this process, and restores the dispositions for the program. Blocking the signals would not do,
+// since threads of gRPC may receive them.
 class Signals {
  public:
   Signals() {
@@ -68,14 +67,14 @@ class Signals {
     for (const int signal : PassedOn()) {
       struct sigaction before = {};
       sigaction(signal, nullptr, &before);
-      if (before.sa_handler == SIG_IGN) continue;  // as nohup does: the program ignores it, too
+      if (before.sa_handler == SIG_IGN) continue;  // as with nohup: the program ignores the signal, too
       sigaction(signal, &handler, nullptr);
       handled_.push_back(signal);
     }
     sigaction(SIGCHLD, &handler, &child_);
   }
 
-  // In the child, before it becomes the program. No allocation.
+  // Call in the child before execve(). Does not allocate.
   void Restore() const {
     struct sigaction action = {};
     action.sa_handler = SIG_DFL;
@@ -96,9 +95,9 @@ std::vector<char*> Pointers(const std::vector<std::string>& texts) {
   return pointers;
 }
 
-// This process stops as its program has, so that the shell sees the job stopped. Where nobody could continue it, as
-// without a shell's job control, the kernel does nothing. Nor does this where it has been continued meanwhile, which
-// the program is told next: it would stop for good.
+// Stops this process after the program has stopped, so the shell sees the job stopped. The kernel does nothing if no
+// shell could continue the process, as without job control. Does nothing if SIGCONT has arrived meanwhile and is yet to
+// be passed on: the process would stop for good.
 void StopAsWell() {
   struct sigaction before = {};
   sigaction(SIGTSTP, nullptr, &before);
@@ -110,46 +109,47 @@ void StopAsWell() {
   pthread_sigmask(SIG_BLOCK, &only, nullptr);
   action.sa_handler = SIG_DFL;
   sigaction(SIGTSTP, &action, nullptr);
-  raise(SIGTSTP);  // pending, until a SIGCONT takes it away
+  raise(SIGTSTP);  // pending until a SIGCONT removes the signal
   action.sa_handler = SIG_IGN;
-  if (continues != continues_passed_on) sigaction(SIGTSTP, &action, nullptr);  // it is pending no more
+  if (continues != continues_passed_on) sigaction(SIGTSTP, &action, nullptr);  // SIGCONT has removed the pending signal
   pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
   sigaction(SIGTSTP, &before, nullptr);
 }
 
-// A shell with job control waits for it, and has left the terminal to it.
+// True if a shell with job control waits for this process and has handed over the terminal.
 bool IsJobInForeground() {
-  if (getpgrp() != getpid()) return false;  // a script's
+  if (getpgrp() != getpid()) return false;  // started by a script
   const UniqueFd terminal(open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC));
   return terminal.valid() && tcgetpgrp(terminal.get()) == getpgrp();
 }
 
-// What has happened to the program by now; nullopt: it has not ended.
+// Checks the state of the program; nullopt: still running.
 std::optional<ProgramEnd> LookAt(pid_t child) {
   for (;;) {
     siginfo_t info = {};
     if (waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WSTOPPED | WNOHANG) != 0) {
       if (errno == EINTR) continue;
-      return ProgramEnd{};  // nobody else waits for it: it is not to be
+      return ProgramEnd{};  // cannot happen: only this function waits for the program
     }
     if (info.si_pid == 0) return std::nullopt;
     if (info.si_code == CLD_EXITED) return ProgramEnd{.exit_code = info.si_status};
     if (info.si_code == CLD_KILLED || info.si_code == CLD_DUMPED) {
       return ProgramEnd{.exit_code = 128 + info.si_status, .signal = info.si_status};
     }
-    // Who sends SIGSTOP means the program alone, and continues it alone. But a shell that waits for its job gets its
-    // terminal back only if that stops, and continues it with `fg`.
+    // A sender of SIGSTOP means the program alone, and continues the program alone. But a shell waiting for its job
+    // regains the terminal only if the job stops, and continues the job with `fg`.
     if (info.si_status != SIGSTOP || IsJobInForeground()) StopAsWell();
   }
 }
 
-// A terminal that hangs up tells the leader of its session alone, and leaves the rest to the leader. A program that has
-// gone into a session of its own wants to hear nothing of the terminal.
+// On hangup, a terminal signals only the leader of its session, and the leader must signal the rest. A program in a
+// session of its own must not receive signals of the terminal.
 bool IsLeaderOf(pid_t child) {
   return getsid(0) == getpid() && getsid(child) == getpid();
 }
 
-// The terminal sends it to the whole process group, and a program that signals its group does, too.
+// Terminal signals reach the whole process group. Signals sent by the program to its group have reached the program,
+// too.
 bool HasReachedChild(const Event& event, pid_t child) {
   if (event.code <= 0) return event.sender == child;
   if (event.signal == SIGHUP || event.signal == SIGCONT) return !IsLeaderOf(child);
@@ -163,7 +163,7 @@ absl::StatusOr<ProgramEnd> RunChildProgram(const std::string& path, const std::v
                                            const std::vector<std::string>& environment) {
   const std::vector<char*> argv = Pointers(arguments);
   const std::vector<char*> envp = Pointers(environment);
-  // A file without #! is a script of the shell's, as for execvp().
+  // Run a file without #! as a shell script, like execvp().
   std::vector<std::string> of_shell = {"sh", path};
   if (!arguments.empty()) of_shell.insert(of_shell.end(), arguments.begin() + 1, arguments.end());
   const std::vector<char*> shell_argv = Pointers(of_shell);
@@ -176,7 +176,7 @@ absl::StatusOr<ProgramEnd> RunChildProgram(const std::string& path, const std::v
   (void)fcntl(events[1], F_SETFL, O_NONBLOCK);
   event_pipe = events[1];
 
-  // A signal that comes between fork() and execve() is the program's.
+  // Signals arriving between fork() and execve() belong to the program.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -212,7 +212,7 @@ absl::StatusOr<ProgramEnd> RunChildProgram(const std::string& path, const std::v
     if (end.has_value()) return *end;
     Event event = {};
     pollfd readable = {.fd = events_read, .events = POLLIN, .revents = 0};
-    // Not read(): ThreadSanitizer runs no handler in it.
+    // Wait in poll(), not read(): ThreadSanitizer runs no handlers in read().
     while (poll(&readable, 1, -1) < 0 && errno == EINTR) {
     }
     got = read(events_read, &event, sizeof event);
@@ -223,7 +223,7 @@ absl::StatusOr<ProgramEnd> RunChildProgram(const std::string& path, const std::v
 }
 
 void EndBySignal(int signal) {
-  prctl(PR_SET_DUMPABLE, 0);  // the program has left a core, if there is to be one
+  prctl(PR_SET_DUMPABLE, 0);  // the program has already dumped core, if allowed
   struct sigaction action = {};
   action.sa_handler = SIG_DFL;
   sigaction(signal, &action, nullptr);

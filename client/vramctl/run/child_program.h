@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Another program in this one's place, as far as its caller can tell: with the same standard streams, in the same
-// process group, with the signals that this process gets, and with the same end.
+// Runs a program in place of this process, indistinguishable for the caller: in the same process group, with the same
+// standard streams, the signals sent to this process, and the same end.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_RUN_CHILD_PROGRAM_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_RUN_CHILD_PROGRAM_H_
 
@@ -13,17 +13,17 @@
 namespace vrambroker::vramctl {
 
 struct ProgramEnd {
-  int exit_code = 0;  // as shells have it: 128 and the signal, if one has ended it
+  int exit_code = 0;  // as in shells: 128 plus the signal, if a signal ended the program
   int signal = 0;     // 0: none
 };
 
-// Runs it until it ends. FailedPrecondition: it cannot be executed. Afterwards signals that would end this process are
-// ignored: it ends soon.
+// Runs the program until its end. FailedPrecondition: the file cannot be executed. Afterwards, this process ignores
+// signals, since its end is near.
 absl::StatusOr<ProgramEnd> RunChildProgram(const std::string& path, const std::vector<std::string>& arguments,
                                            const std::vector<std::string>& environment);
 
-// Ends this process by the signal. A shell whose program ends by SIGINT ends its loop, and does not for an exit code.
-// Returns where the kernel ends no process by it, as that with number 1 of a container.
+// Ends this process by the signal. A shell ends a loop after a program ended by SIGINT, but not for an exit code.
+// Returns if the kernel does not end the process, as for process 1 of a container.
 void EndBySignal(int signal);
 
 }  // namespace vrambroker::vramctl

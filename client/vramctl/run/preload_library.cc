@@ -19,10 +19,10 @@ namespace {
 
 constexpr char kName[] = "libvrambroker-preload.so";
 
-// From the folder of this program: as it is installed, in a bundle, and in a build folder.
+// Folders relative to this program: as installed, in a bundle, and in a build folder.
 constexpr const char* kFolders[] = {VRAMBROKER_LIBRARY_FOLDER, "../lib", "preload"};
 
-// The dynamic linker takes both as the end of a name.
+// The dynamic linker treats a space or ':' as the end of a name.
 absl::StatusOr<std::string> Loadable(const std::string& path) {
   if (path.find_first_of(" :") == std::string::npos) return path;
   return absl::FailedPreconditionError(

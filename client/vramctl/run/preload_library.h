@@ -8,11 +8,11 @@
 
 namespace vrambroker::vramctl {
 
-// The path of libvrambroker-preload.so: $VRAMBROKER_PRELOAD, or beside this program, as it is installed or built.
-// NotFound and FailedPrecondition say what is missing, and where it was looked for.
+// Returns the path of libvrambroker-preload.so: $VRAMBROKER_PRELOAD, or next to this program, as installed or built.
+// NotFound and FailedPrecondition describe the problem and list the places searched.
 absl::StatusOr<std::string> FindPreloadLibrary();
 
-// $LD_PRELOAD with the library before what is there.
+// Returns $LD_PRELOAD with the library prepended to `before`.
 std::string LdPreloadWith(const std::string& library, const std::string& before);
 
 }  // namespace vrambroker::vramctl

@@ -22,7 +22,7 @@
 namespace vrambroker::vramctl {
 namespace {
 
-constexpr char kDefaultPath[] = "/bin:/usr/bin";  // execvp()'s
+constexpr char kDefaultPath[] = "/bin:/usr/bin";  // default of execvp()
 
 bool IsFile(const std::string& path, struct stat* found) {
   return stat(path.c_str(), found) == 0 && !S_ISDIR(found->st_mode);
@@ -46,7 +46,7 @@ T As(const std::string& data) {
   return value;
 }
 
-// Of a program for this machine's dynamic linker.
+// Whether a program for this machine uses a dynamic linker.
 bool HasInterpreter(int fd, const Elf64_Ehdr& header) {
   for (int i = 0; i < header.e_phnum; ++i) {
     const off_t at = static_cast<off_t>(header.e_phoff) + static_cast<off_t>(i) * header.e_phentsize;
@@ -55,7 +55,7 @@ bool HasInterpreter(int fd, const Elf64_Ehdr& header) {
   return false;
 }
 
-// With more rights than its caller, a program ignores LD_PRELOAD.
+// Programs with more rights than the caller ignore LD_PRELOAD.
 std::string RaisesRights(const std::string& path) {
   struct stat found = {};
   if (stat(path.c_str(), &found) != 0) return "";
@@ -95,7 +95,7 @@ absl::StatusOr<std::string> FindProgram(const std::string& name) {
 std::string WhyNoPreload(const std::string& path) {
   if (std::string why = RaisesRights(path); !why.empty()) return why;
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
-  if (!file.valid()) return "";  // it may be executed, and not read
+  if (!file.valid()) return "";  // executable but not readable
   const std::string start = ReadAt(file.get(), 0, 256);
   if (absl::StartsWith(start, "#!")) {
     const absl::string_view line = absl::string_view(start).substr(2, start.find('\n') - 2);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The file of a program: where it is, and whether a library can be put into it.
+// The file of a program: its path, and whether a library can be preloaded.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_RUN_PROGRAM_FILE_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_RUN_PROGRAM_FILE_H_
 
@@ -10,11 +10,12 @@
 
 namespace vrambroker::vramctl {
 
-// As execvp() finds it: by $PATH if the name has no slash. NotFound; PermissionDenied: it may not be executed.
+// Finds a program like execvp(): by $PATH if the name has no slash. NotFound; PermissionDenied: the file is not
+// executable.
 absl::StatusOr<std::string> FindProgram(const std::string& name);
 
-// Why a preloaded library is not loaded into the program at `path`, or into the interpreter of a script: "is statically
-// linked". Empty: nothing speaks against it.
+// Explains why the program at `path`, or the interpreter of a script, does not load a preloaded library: "is statically
+// linked". Empty: no reason found.
 std::string WhyNoPreload(const std::string& path);
 
 }  // namespace vrambroker::vramctl
