@@ -16,14 +16,14 @@
 namespace vrambroker::vramctl {
 namespace {
 
-// How long a daemon that has gone is left alone between two attempts.
+// Interval between attempts to reconnect to a stopped daemon.
 constexpr absl::Duration kRetry = absl::Seconds(1);
 
 }  // namespace
 
 DaemonPoller::DaemonPoller(const Context& context, absl::Duration interval)
     : context_(context), interval_(interval), ready_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  // The threads inherit what is blocked: signals are the caller's.
+  // Block all signals in the threads, since the caller handles signals.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -65,7 +65,7 @@ absl::Status DaemonPoller::Read(TopData& data) {
   if (!overview.ok()) return overview.status();
   if (!WaitToRead(absl::ZeroDuration())) return absl::CancelledError("nobody waits for it any more");
   absl::StatusOr<v1::ListClaimsResponse> claims = ReadClaims(daemon, "");
-  if (absl::IsUnimplemented(claims.status())) claims = v1::ListClaimsResponse();  // an older daemon
+  if (absl::IsUnimplemented(claims.status())) claims = v1::ListClaimsResponse();  // the daemon is too old
   if (!claims.ok()) return claims.status();
   v1::ListOutOfMemoryRequest request;
   request.set_max_events(1);
@@ -97,7 +97,7 @@ void DaemonPoller::Run() {
     const bool was_ok = data.status.ok();
     data.status = Read(data);
     if (!data.status.ok()) {
-      daemon_.reset();  // its connection never comes back
+      daemon_.reset();  // a closed connection never recovers
       if (was_ok) data.failing_since = absl::Now();
     }
     {

@@ -13,20 +13,20 @@
 
 namespace vrambroker::vramctl {
 
-// Reads the daemon's figures again and again on a thread of its own, so that keys work while a daemon does not answer.
-// A daemon that goes away is looked for until it is back. Its thread, and gRPC's, take no signals.
+// Polls the daemon's figures on a separate thread, so that keys work while the daemon does not answer. Reconnects to a
+// stopped daemon when it is back. The poller's thread, and gRPC's threads, receive no signals.
 class DaemonPoller {
  public:
   DaemonPoller(const Context& context, absl::Duration interval);
-  ~DaemonPoller();  // waits for a call that is under way, kTimeout at most
+  ~DaemonPoller();  // waits for a call in progress, kTimeout at most
   DaemonPoller(const DaemonPoller&) = delete;
   DaemonPoller& operator=(const DaemonPoller&) = delete;
 
-  // Readable when Take() has something.
+  // Readable when Take() has data.
   int fd() const { return ready_.get(); }
-  // What was read since the last time; nullopt: nothing.
+  // Returns the data read since the last call; nullopt: no new data.
   std::optional<TopData> Take() ABSL_LOCKS_EXCLUDED(mu_);
-  // Reads now, since something has changed, and not only after the interval.
+  // Reads now, after a change, instead of after the interval.
   void Hurry() ABSL_LOCKS_EXCLUDED(mu_);
 
   static constexpr absl::Duration kTimeout = absl::Seconds(3);
@@ -44,7 +44,7 @@ class DaemonPoller {
   bool stops_ ABSL_GUARDED_BY(mu_) = false;
   bool hurries_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<TopData> unread_ ABSL_GUARDED_BY(mu_);
-  std::optional<Daemon> daemon_;  // the thread's own
+  std::optional<Daemon> daemon_;  // used by the thread only
   std::thread thread_;
 };
 

@@ -14,14 +14,14 @@ namespace vrambroker::vramctl {
 namespace {
 
 constexpr size_t kMostRefusals = 5;
-// The daemon knows refusals by their sessions: so many are searched for those of a claim.
+// The daemon lists refusals by session: search the last 200 for the refusals of a claim.
 constexpr uint32_t kSearchedRefusals = 200;
 
 }  // namespace
 
 DetailsReader::DetailsReader(const Context& context, absl::Duration interval)
     : context_(context), interval_(interval), ready_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  // The thread inherits the blocked signals, which are the caller's.
+  // The thread inherits the caller's blocked signals.
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -78,7 +78,7 @@ void DetailsReader::Run() {
 
 DetailsData DetailsReader::Read(const DetailsRequest& request) {
   DetailsData data = {.request = request, .maps = {}, .refusals = std::vector<v1::OutOfMemoryEvent>()};
-  // A connection of its own, since the daemon may be another one than before.
+  // Open a new connection, since the daemon may have restarted.
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context_, DaemonPoller::kTimeout);
   if (daemon.ok()) daemon->canceller = &canceller_;
   for (const uint32_t device : request.devices) {

@@ -15,27 +15,27 @@
 
 namespace vrambroker::vramctl {
 
-// Reads the segments and the refusals of the session whose details are open, again and again, on a thread of its own: a
-// client that does not answer holds up neither the screen nor what is read of all sessions.
+// Polls the segments and the refusals of the session with open details, on a separate thread: an unresponsive client
+// delays neither the screen nor the reading of all sessions.
 class DetailsReader {
  public:
   DetailsReader(const Context& context, absl::Duration interval);
-  ~DetailsReader();  // gives up what is under way
+  ~DetailsReader();  // cancels the call in progress
   DetailsReader(const DetailsReader&) = delete;
   DetailsReader& operator=(const DetailsReader&) = delete;
 
-  // From now on reads these, at once where they are others than before; nullopt: nothing.
+  // Sets the details to read from now on, at once if changed; nullopt: none.
   void Want(const std::optional<DetailsRequest>& request) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Readable when Take() has something.
+  // Readable when Take() has data.
   int fd() const { return ready_.get(); }
   std::optional<DetailsData> Take() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
-  std::optional<DetailsRequest> Next() ABSL_LOCKS_EXCLUDED(mu_);  // waits for it; nullopt: stop
+  std::optional<DetailsRequest> Next() ABSL_LOCKS_EXCLUDED(mu_);  // waits for a request; nullopt: stop
   DetailsData Read(const DetailsRequest& request);
-  // Puts the run of the daemon that answers into `asked`.
+  // Stores the run id of the answering daemon in `asked`.
   absl::StatusOr<std::vector<v1::OutOfMemoryEvent>> ReadRefusals(Daemon& daemon, DetailsRequest& asked);
 
   const Context context_;
@@ -45,7 +45,7 @@ class DetailsReader {
   Mutex mu_;
   CondVar changed_;
   bool stops_ ABSL_GUARDED_BY(mu_) = false;
-  bool is_new_ ABSL_GUARDED_BY(mu_) = false;  // what is wanted has not been read yet
+  bool is_new_ ABSL_GUARDED_BY(mu_) = false;  // the wanted details have not been read yet
   std::optional<DetailsRequest> wanted_ ABSL_GUARDED_BY(mu_);
   std::optional<DetailsData> unread_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;

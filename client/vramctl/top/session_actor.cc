@@ -23,7 +23,7 @@ SessionActor::~SessionActor() {
 
 void SessionActor::Begin(SessionOrder order) {
   if (thread_.joinable()) thread_.join();
-  // It inherits which signals are blocked: they are the caller's.
+  // The thread inherits the caller's blocked signals.
   thread_ = std::thread([this, order = std::move(order)] {
     Result result = CarryOutNow(order);
     {
@@ -43,7 +43,7 @@ std::optional<SessionActor::Result> SessionActor::Take() {
 }
 
 SessionActor::Result SessionActor::CarryOutNow(const SessionOrder& order) {
-  // A connection of its own, since the daemon may be another one than at the last change.
+  // Open a new connection, since the daemon may have restarted since the last change.
   absl::StatusOr<Daemon> daemon = Daemon::Connect(context_, std::min(context_.timeout, DaemonPoller::kTimeout));
   if (!daemon.ok()) return daemon.status();
   daemon->timeout = context_.timeout;

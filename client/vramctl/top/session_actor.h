@@ -15,21 +15,21 @@
 
 namespace vrambroker::vramctl {
 
-// Has the daemon change sessions, one after the other, on a thread of its own: a client that does not answer a trim
-// holds it up, and the screen goes on meanwhile.
+// Makes the daemon change sessions, sequentially, on a separate thread: a client not answering a trim delays the
+// thread, not the screen.
 class SessionActor {
  public:
   explicit SessionActor(const Context& context);
-  ~SessionActor();  // gives up what is under way: the daemon may have done it, or not
+  ~SessionActor();  // cancels the call in progress: the daemon may have made the change, or not
   SessionActor(const SessionActor&) = delete;
   SessionActor& operator=(const SessionActor&) = delete;
 
-  // REQUIRES: Take() had the result of the one before.
+  // REQUIRES: Take() has returned the previous result.
   void Begin(SessionOrder order);
 
-  // Readable when Take() has something.
+  // Readable when Take() has a result.
   int fd() const { return ready_.get(); }
-  // What came of it, for people; nullopt: nothing yet.
+  // Result of a change, for people; nullopt: no result yet.
   using Result = absl::StatusOr<std::vector<std::string>>;
   std::optional<Result> Take() ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/vramctl/top/top_screen.h"
 
-#define NCURSES_NOMACROS 1  // its macros are named clear, erase, move, ...
+#define NCURSES_NOMACROS 1  // ncurses macros are named clear, erase, move, ...
 #include <curses.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ namespace {
 
 struct Look {
   attr_t attributes;
-  short colour;  // -1: the terminal's own
+  short colour;  // -1: the terminal's default
 };
 
 constexpr std::array<Look, kStyles> kLooks = {{{A_NORMAL, -1},
@@ -81,7 +81,7 @@ absl::StatusOr<std::unique_ptr<TopScreen>> TopScreen::Open() {
   keypad(stdscr, TRUE);
   nodelay(stdscr, TRUE);
   set_escdelay(25);
-  curs_set(0);  // where the terminal can
+  curs_set(0);  // if the terminal supports hiding the cursor
   const char* const no_colour = std::getenv("NO_COLOR");
   if (has_colors() && (no_colour == nullptr || *no_colour == '\0') && start_color() == OK &&
       use_default_colors() == OK) {
@@ -130,7 +130,7 @@ void TopScreen::Resize() {
 
 int TopScreen::ReadKey() {
   int key = getch();
-  while (key == KEY_RESIZE) key = getch();  // what Resize() leaves: nobody pressed it
+  while (key == KEY_RESIZE) key = getch();  // Resize() leaves KEY_RESIZE: not a pressed key
   if (key == ERR) return -1;
   for (const auto& [from, to] : kKeys) {
     if (key == from) return to;

@@ -10,11 +10,11 @@
 
 namespace vrambroker::vramctl {
 
-// The terminal as ncurses knows it: paints lines, reads keys. Taken over by Open(), given back as it was by the
-// destructor. One at a time, for one thread.
+// The terminal as known to ncurses: paints lines, reads keys. Open() takes the terminal over, the destructor restores
+// it. Allows a single instance at a time, used by a single thread.
 class TopScreen {
  public:
-  // FailedPrecondition: ncurses does not know the terminal that $TERM names.
+  // FailedPrecondition: ncurses does not know the terminal named by $TERM.
   static absl::StatusOr<std::unique_ptr<TopScreen>> Open();
   ~TopScreen();
   TopScreen(const TopScreen&) = delete;
@@ -23,11 +23,11 @@ class TopScreen {
   int rows() const;
   int columns() const;
 
-  // One line for each row of the screen.
+  // Paints a line for each row of the screen.
   void Paint(const std::vector<Line>& lines);
-  // The terminal has another size now.
+  // Call after the terminal has changed its size.
   void Resize();
-  // A key of top_view.h, without waiting; -1: none.
+  // Returns a key of top_view.h, without waiting; -1: none.
   int ReadKey();
 
  private:
