@@ -15,7 +15,7 @@ bool ContinuesCharacter(char c) {
   return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U;
 }
 
-// The parameters of the escape sequence; top_screen.cc has the same colours.
+// Returns the parameters of the escape sequence; top_screen.cc has the same colours.
 const char* EscapeOf(Style style) {
   static constexpr std::array<const char*, kStyles> kEscapes = {"",   "1",  "2",  "7",  "7",  "1;31", "32",
                                                                 "35", "33", "36", "37", "34", "31",   "2",
@@ -76,7 +76,7 @@ PartCells ShareCells(const PartBytes& bytes, int width) {
     ++cells[*std::max_element(kAllParts.begin(), kAllParts.end(),
                               [&](Part a, Part b) { return wanted[a] - cells[a] < wanted[b] - cells[b]; })];
   }
-  while (cells.Sum() > width) {  // the longest gives; of those with one cell, the one with the fewest bytes
+  while (cells.Sum() > width) {  // the longest gives; among single cells, the part with the fewest bytes
     --cells[*std::max_element(kAllParts.begin(), kAllParts.end(), [&](Part a, Part b) {
       return cells[a] != cells[b] ? cells[a] < cells[b] : bytes[a] > bytes[b];
     })];
@@ -206,7 +206,7 @@ std::string ShortBytes(uint64_t bytes) {
   auto value = static_cast<double>(bytes);
   size_t unit = 0;
   constexpr absl::string_view kUnits = "BKMGTPE";
-  while (value >= 1000 && unit + 1 < kUnits.size()) {  // from 1000 on, so that there are never more than three digits
+  while (value >= 1000 && unit + 1 < kUnits.size()) {  // switch units at 1000, so that at most three digits are shown
     value /= 1024;
     ++unit;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What top and map draw, without a terminal: bars of cells, text that is safe to print, styled lines.
+// Drawings of top and map, without a terminal: bars of cells, text safe to print, styled lines.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_BARS_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_BARS_H_
 
@@ -14,15 +14,15 @@
 
 namespace vrambroker::vramctl {
 
-// What memory is in use for, in the words of deploy/GLOSSARY.md.
+// Uses of memory, in the terms of deploy/GLOSSARY.md.
 enum class Part : uint8_t {
   kAllocated,
   kPending,      // freed by its owner, still in use by a stream
-  kFragmented,   // free, in segments that also hold used blocks: no trim can return it
-  kReclaimable,  // in a session's segments that hold no block: given back when somebody needs it
+  kFragmented,   // free, in segments also holding used blocks: no trim can return the memory
+  kReclaimable,  // in a session's segments without a block: given back on demand
   kUnknown,      // carried over by a remote session: the daemon does not know its blocks
-  kCached,       // kept by the daemon for reuse: of no session
-  kLeftBehind,   // of no session either, and nobody can have it yet
+  kCached,       // kept by the daemon for reuse: belongs to no session
+  kLeftBehind,   // belongs to no session either, and is not available yet
   kFree,         // not reserved
 };
 inline constexpr std::array<Part, 8> kAllParts = {Part::kAllocated,   Part::kPending, Part::kFragmented,
@@ -52,14 +52,14 @@ class Parts {
 using PartBytes = Parts<uint64_t>;
 using PartCells = Parts<int>;
 
-// FRAG, 0 to 1: fragmented / held by sessions, which is what no trim gives back. 0 where sessions hold nothing.
+// FRAG, 0 to 1: fragmented bytes (no trim returns them) / bytes held by sessions. 0 if sessions hold nothing.
 double FragmentedShare(const PartBytes& parts);
 
-// Shares `width` cells out in proportion. What is there at all gets a cell where there are enough. All of nothing is
-// free.
+// Distributes `width` cells in proportion. Each non-empty part gets a cell if there are enough. If all parts are empty,
+// all cells are free.
 PartCells ShareCells(const PartBytes& bytes, int width);
 
-// How text is shown where the terminal can; the glyphs say the same without.
+// Styles of text on capable terminals; the glyphs carry the same information without styles.
 enum class Style : uint8_t {
   kPlain,
   kTitle,
@@ -67,7 +67,7 @@ enum class Style : uint8_t {
   kHeading,
   kSelected,
   kAlarm,
-  kAllocated,  // one for each part, in their order
+  kAllocated,  // a style for each part, in the order of the parts
   kPending,
   kFragmented,
   kReclaimable,
@@ -75,7 +75,7 @@ enum class Style : uint8_t {
   kCached,
   kLeftBehind,
   kFree,
-  kSession0,  // kSessionStyles for telling sessions apart
+  kSession0,  // kSessionStyles styles to distinguish sessions
   kSession1,
   kSession2,
   kSession3,
@@ -88,7 +88,7 @@ inline constexpr size_t kStyles = static_cast<size_t>(Style::kSession5) + 1;
 Style StyleOf(Part part);
 Style StyleOfSession(size_t index);
 
-// One cell of a part, as UTF-8 or as ASCII.
+// Returns a cell of a part, as UTF-8 or as ASCII.
 const char* Glyph(Part part, bool utf8);
 
 struct Span {
@@ -97,38 +97,37 @@ struct Span {
 };
 using Line = std::vector<Span>;
 
-// The bar of `width` cells.
+// Returns the bar of `width` cells.
 Line Bar(const PartBytes& bytes, int width, bool utf8);
 
-// Cells that a text takes: all that is drawn here is one cell a character.
+// Returns the width of a text: all text drawn here takes a cell per character.
 int Cells(absl::string_view text);
 int Cells(const Line& line);
-// Cut to at most `width` cells.
+// Cuts the line to at most `width` cells.
 Line Clip(Line line, int width);
 
-// The items one after the other, three spaces apart, in lines of at most `width` cells; an item is never cut.
+// Places items next to each other, three spaces apart, in lines of at most `width` cells; items are never cut.
 std::vector<Line> Pack(const std::vector<Line>& items, int width);
 
-// The text with everything but printable ASCII as \x1b and the like: what others chose (names, messages) must not
-// command the terminal.
+// Escapes everything but printable ASCII as \x1b and the like: text chosen by clients (names, messages) must not
+// control the terminal.
 std::string Printable(absl::string_view text);
 
-// Exactly `width` cells: filled with spaces, or cut, which shows as a '~' at its end.
+// Returns exactly `width` cells: padded with spaces, or cut, with a '~' at the end.
 std::string Fit(absl::string_view text, int width, bool right = false);
 
-// The text, which is printable, in at most `width` cells. A longer one loses its middle: names often differ at their
-// ends.
+// Shortens printable text to at most `width` cells, by removing the middle: names often differ at their ends.
 std::string ShortenMiddle(absl::string_view text, int width, bool utf8);
-// The same, but a longer text ends after a word, with an ellipsis.
+// Shortens text at the end of a word, with an ellipsis.
 std::string ShortenAtWord(absl::string_view text, int width, bool utf8);
 
-// The text, which is printable, in lines of at most `width` cells; cut at spaces, and within words that are longer.
+// Wraps printable text to lines of at most `width` cells, at spaces and within words longer than a line.
 std::vector<std::string> Wrap(absl::string_view text, int width);
 
-// At most 6 characters: "0", "512B", "0.98K" (1000 bytes), "20.0M", "1.50G".
+// Formats bytes with at most 6 characters: "0", "512B", "0.98K" (1000 bytes), "20.0M", "1.50G".
 std::string ShortBytes(uint64_t bytes);
 
-// What a line looks like on a terminal: with colours by escape sequences, or without any.
+// Renders a line for a terminal: with colours by escape sequences, or without colours.
 std::string Render(const Line& line, bool colour);
 
 }  // namespace vrambroker::vramctl

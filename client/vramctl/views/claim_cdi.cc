@@ -15,16 +15,16 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr char kKind[] = "vrambroker.dev/claim";
-// The oldest that will do is read by the most runtimes. Names that begin with a digit came later.
+// Use the oldest sufficient version, known to the most runtimes. Names beginning with a digit came later.
 constexpr char kVersion[] = "0.3.0";
 constexpr char kVersionOfDigits[] = "0.5.0";
-constexpr char kInContainer[] = "/run/vrambroker";  // where clients look for the daemon if nothing tells them
+constexpr char kInContainer[] = "/run/vrambroker";  // default directory for clients to look for the daemon
 constexpr char kPreloadInContainer[] = "/run/libvrambroker-preload.so";
 
 bool IsCdiName(absl::string_view name) {
   return absl::ascii_isalnum(static_cast<unsigned char>(name.front())) &&
          absl::ascii_isalnum(static_cast<unsigned char>(name.back())) &&
-         name.find('@') == absl::string_view::npos;  // the others of a claim's characters are allowed
+         name.find('@') == absl::string_view::npos;  // CDI allows the remaining characters of claim names
 }
 
 }  // namespace

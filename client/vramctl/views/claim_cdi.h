@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Claims for container runtimes: files of the Container Device Interface (CDI,
-// github.com/cncf-tags/container-device-interface), by which `--device vrambroker.dev/claim=NAME` gives a container the
-// claim.
+// github.com/cncf-tags/container-device-interface). `--device vrambroker.dev/claim=NAME` gives a container the claim.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_CLAIM_CDI_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_CLAIM_CDI_H_
 
@@ -15,17 +14,17 @@
 
 namespace vrambroker::vramctl {
 
-// "vrambroker.dev/claim=team-a", as runtimes know it.
+// Returns the CDI name: "vrambroker.dev/claim=team-a".
 std::string CdiDevice(absl::string_view claim);
 
-// Where runtimes look for it, until the next reboot, as sockets are.
+// Returns the path where runtimes look for the CDI file. Like the sockets, the file lasts until the next reboot.
 std::string CdiPath(absl::string_view claim);
 
-// What is in that file: the claim's directory is at /run/vrambroker of the container, where clients look. Nothing can
-// be written there: the room of /run is the machine's. FailedPrecondition: the claim has no sockets, or is being
-// removed. InvalidArgument: CDI does not allow its name.
-// `preload`: the library that has the memory of programs counted that know nothing of the daemon; empty: none. The
-// container gets it, and an environment that loads it into every program.
+// Returns the content of the CDI file: mounts the claim's directory at /run/vrambroker of the container, where clients
+// look. The mount is read-only, since /run takes the machine's memory. FailedPrecondition: the claim has no sockets, or
+// is being removed. InvalidArgument: CDI does not allow the claim's name.
+// `preload`: the library counting the memory of programs unaware of the daemon; empty: none. The container gets the
+// library, and an environment to load it into every program.
 absl::StatusOr<nlohmann::ordered_json> ClaimCdi(const v1::Claim& claim, const std::string& preload = "");
 
 }  // namespace vrambroker::vramctl

@@ -22,7 +22,7 @@ bool MayUse(const v1::ClaimDevice& device) {
 }  // namespace
 
 std::string OwnerText(const v1::Claim& claim, const UserNames& user_name) {
-  if (!claim.rule().empty()) return "-";  // it has no sockets
+  if (!claim.rule().empty()) return "-";  // a rule's claim has no sockets
   const v1::ClaimTerms& terms = claim.terms();
   if (terms.owner_case() == v1::ClaimTerms::kAnyOwner && terms.any_owner()) return "any";
   return absl::StrCat(Printable(user_name(terms.owner_uid())),
@@ -57,7 +57,7 @@ std::string ClaimText(const v1::Claim& claim, const UserNames& user_name) {
   add("created", absl::FormatTime(absl::FromUnixSeconds(claim.created().seconds()), absl::LocalTimeZone()));
   for (const std::string& line : ClaimLines(claim)) add("device", line);
   add("priority", absl::StrCat(terms.priority()));
-  if (claim.rule().empty()) {  // else each session has those of its rule
+  if (claim.rule().empty()) {  // for a rule's claim, each session has the terms of its rule
     add("max wait", !terms.has_max_wait_ms()   ? "the daemon's (max_wait)"
                     : terms.max_wait_ms() == 0 ? "not at all"
                                                : absl::FormatDuration(absl::Milliseconds(terms.max_wait_ms())));

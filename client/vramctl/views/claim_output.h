@@ -13,16 +13,17 @@ namespace vrambroker::vramctl {
 
 using UserNames = std::function<std::string(uint32_t uid)>;
 
-// Who may connect to its sockets: "alice", "alice:100", "any"; "-" for a claim of a rule, which has none.
+// Describes who may connect to the claim's sockets: "alice", "alice:100", "any"; "-" for a rule's claim, without
+// sockets.
 std::string OwnerText(const v1::Claim& claim, const UserNames& user_name);
 
-// The table of vramctl claim ls: a row for each claim and device that it may use.
+// Returns the table of vramctl claim ls: a row for each claim and each of its devices.
 std::string ClaimsTable(const v1::ListClaimsResponse& claims, const UserNames& user_name);
 
-// One claim, a fact in each line: vramctl claim show.
+// Describes a claim, a fact per line: vramctl claim show.
 std::string ClaimText(const v1::Claim& claim, const UserNames& user_name);
 
-// "limit 8.00 GiB on device 0, reserved 1.00 GiB", for each device that it may use.
+// Returns "limit 8.00 GiB on device 0, reserved 1.00 GiB", for each of the claim's devices.
 std::vector<std::string> ClaimLines(const v1::Claim& claim);
 
 }  // namespace vrambroker::vramctl

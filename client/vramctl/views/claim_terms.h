@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the flags of a claim say, as messages. Errors are InvalidArgument and name the flag.
+// Converts the flags of a claim to messages. Errors are InvalidArgument and name the flag.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_CLAIM_TERMS_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_CLAIM_TERMS_H_
 
@@ -15,10 +15,10 @@
 
 namespace vrambroker::vramctl {
 
-// Nothing when the flag is not given.
+// Sets nothing if the flag is not given.
 absl::Status SetLimitOf(const char* flag, const std::string& text, const std::function<v1::Limit*()>& mutable_limit);
 
-// Milliseconds.
+// Returns milliseconds.
 absl::StatusOr<uint32_t> ParseWait(const char* flag, const std::string& text);
 
 absl::Status SetDevices(const std::vector<int>& devices, v1::ClaimTerms* terms);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sums of what the heaps of a snapshot hold, and what has grown from one snapshot to another. Pure: no files, no
-// daemon.
+// Sums over the heaps of a snapshot, and the growth from a snapshot to the next. Pure: no files, no daemon.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_HEAP_SUMS_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_HEAP_SUMS_H_
 
@@ -14,7 +13,7 @@
 
 namespace vrambroker::vramctl {
 
-// In the words of deploy/GLOSSARY.md.
+// Sums, in the terms of deploy/GLOSSARY.md.
 struct HeapSums {
   uint64_t segments = 0;  // COUNT
   uint64_t blocks = 0;    // COUNT, allocated
@@ -22,17 +21,17 @@ struct HeapSums {
   uint64_t reserved_bytes = 0;
   uint64_t allocated_bytes = 0;
   uint64_t pending_bytes = 0;
-  uint64_t fragmented_bytes = 0;   // of the holes
-  uint64_t reclaimable_bytes = 0;  // of the segments without a used block
+  uint64_t fragmented_bytes = 0;   // sum of the holes
+  uint64_t reclaimable_bytes = 0;  // sum of the segments without a used block
   uint64_t largest_hole_bytes = 0;
 };
 
 HeapSums SumsOf(absl::Span<const HeapSnapshot> heaps);
 
-// "400.00 MiB reserved in 20 segments: 280.00 MiB allocated in 40 blocks, ...".
+// Returns "400.00 MiB reserved in 20 segments: 280.00 MiB allocated in 40 blocks, ...".
 std::string SumsText(const HeapSums& sums);
 
-// Blocks of one scope and one place in the program, in two snapshots.
+// Blocks of a scope and a place in the program, in two snapshots.
 struct HeapGrowth {
   std::string scope;               // ScopePath() of the names alone; "": none
   std::vector<std::string> stack;  // "function (file:line)", the innermost first
@@ -44,10 +43,10 @@ struct HeapGrowth {
   int64_t growth_bytes() const { return static_cast<int64_t>(after_bytes) - static_cast<int64_t>(before_bytes); }
 };
 
-// The most growth first; what is the same in both is left out. Blocks in use count, of all devices.
+// Sorts by growth, largest first; omits unchanged places. Counts blocks in use, on all devices.
 std::vector<HeapGrowth> GrowthOf(absl::Span<const HeapSnapshot> before, absl::Span<const HeapSnapshot> after);
 
-// As a table, of at most `most`; the last line then counts the others.
+// Formats a table with at most `most` places; the last line counts the omitted places.
 std::string GrowthTable(const std::vector<HeapGrowth>& growth, size_t most);
 
 }  // namespace vrambroker::vramctl

@@ -39,13 +39,13 @@ Style StyleOfCell(MapCell cell, Style used) {
   }
 }
 
-// Size and pool, before the bar.
+// Returns the size and pool, shown before the bar.
 std::string LabelOf(const SegmentSnapshot& segment) {
   return absl::StrCat("  ", Fit(FormatBytes(segment.bytes), 11, true), " ",
                       segment.pool == PoolKind::kSmall ? "small" : "large", " ");
 }
 
-// What the bar cannot show to the byte.
+// Returns the figures too exact for the bar.
 std::string FiguresOf(const SegmentSnapshot& segment) {
   uint64_t blocks = 0;
   uint64_t holes = 0;
@@ -83,7 +83,7 @@ std::vector<MapCell> MapCells(const SegmentSnapshot& segment, int cells) {
   const double cell_bytes = static_cast<double>(segment.bytes) / std::max(cells, 1);
   for (const BlockSnapshot& block : segment.blocks) {
     if (block.state == BlockState::kFree || cell_bytes <= 0) continue;
-    // The word of a client, which may be any.
+    // Block bounds come from the client, so may be wrong.
     if (block.offset > segment.bytes || block.bytes > segment.bytes - block.offset) continue;
     const double begin = static_cast<double>(block.offset) / cell_bytes;
     const double end = static_cast<double>(block.offset + block.bytes) / cell_bytes;

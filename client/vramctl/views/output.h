@@ -8,17 +8,17 @@
 
 namespace vrambroker::vramctl {
 
-// Rows of cells as aligned columns, the first row being the heading; columns whose name starts with '>' are
+// Formats rows of cells as aligned columns, the first row being the heading; columns with names starting with '>' are
 // right-aligned.
 std::string Table(const std::vector<std::vector<std::string>>& rows);
 
-// The length of the longest line.
+// Returns the length of the longest line.
 size_t WidthOf(const std::string& table);
 
-// "1 segment", "3 segments".
+// Returns "1 segment", "3 segments".
 std::string Counted(uint64_t count, const char* noun);
 
-// 0.4237 as "42.4%".
+// Formats 0.4237 as "42.4%".
 std::string Percent(double ratio);
 
 }  // namespace vrambroker::vramctl

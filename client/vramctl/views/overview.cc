@@ -9,7 +9,7 @@
 namespace vrambroker::vramctl {
 namespace {
 
-// The sum of a figure over all sessions.
+// Sums a figure over all sessions.
 template <typename Figure>
 uint64_t SumOn(const Overview& overview, const v1::Device& device, const Figure& figure) {
   uint64_t sum = 0;
@@ -21,7 +21,7 @@ uint64_t SumOn(const Overview& overview, const v1::Device& device, const Figure&
   return sum;
 }
 
-// Of sessions that disconnected or were ended: their processes live.
+// Sums the memory of disconnected and ended sessions with live processes.
 uint64_t DetachedBytes(const Overview& overview, const v1::Device& device) {
   uint64_t sum = 0;
   for (const v1::Session& session : overview.sessions.sessions()) {
@@ -37,8 +37,8 @@ uint64_t Less(uint64_t bytes, uint64_t taken) {
   return bytes - std::min(bytes, taken);
 }
 
-// What a session has of each part, without what is free. Its figures may be a second older than `reserved_bytes`: what
-// they say beyond it is not believed, so that no bar is longer than what is held.
+// Splits a session's memory into parts, without free memory. The statistics may be a second older than
+// `reserved_bytes`: amounts beyond `reserved_bytes` are ignored, so that bars are never too long.
 PartBytes Held(const v1::SessionDevice& device) {
   const v1::MemoryStats& stats = device.stats();
   uint64_t left = device.reserved_bytes();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All devices and sessions, as status, watch and top show them.
+// All devices and sessions, as shown by status, watch and top.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_OVERVIEW_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_OVERVIEW_H_
 
@@ -12,26 +12,26 @@
 
 namespace vrambroker::vramctl {
 
-// Three answers that the daemon gave one after the other: sums of theirs may be off by what happened in between.
+// Three answers given sequentially by the daemon: sums may be off by changes in between.
 struct Overview {
   v1::GetDevicesResponse devices;
   v1::ListSessionsResponse sessions;
   v1::ListQuarantineResponse quarantine;
 };
 
-// Bytes of blocks that sessions have on it.
+// Returns the bytes of sessions' blocks on the device.
 uint64_t AllocatedBytes(const Overview& overview, const v1::Device& device);
 
-// Bytes that sessions have reserved on it: without what the daemon caches and what was left behind.
+// Returns the bytes reserved by sessions on the device, without the daemon's cache and memory left behind.
 uint64_t HeldBySessions(const Overview& overview, const v1::Device& device);
 
-// What a session's limit is used for. Together at least the limit; more when it holds more.
+// Splits a session's limit by use. The sum is at least the limit; more if the session holds more.
 PartBytes PartsOf(const v1::SessionDevice& device);
 
-// What the capacity is used for. Together at least the capacity.
+// Splits the capacity by use. The sum is at least the capacity.
 PartBytes PartsOf(const Overview& overview, const v1::Device& device);
 
-// The value of "devices", as scripts get it.
+// Returns the value of "devices", for scripts.
 nlohmann::ordered_json DevicesJson(const Overview& overview);
 
 }  // namespace vrambroker::vramctl

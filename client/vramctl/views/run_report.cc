@@ -13,7 +13,7 @@
 namespace vrambroker::vramctl {
 namespace {
 
-// An older daemon that was started again meanwhile counts from 0, and does not say so.
+// An older daemon restarted meanwhile counts from 0, without saying so.
 uint64_t Since(uint64_t before, uint64_t after) {
   return after >= before ? after - before : after;
 }
@@ -34,7 +34,7 @@ v1::Claim ClaimSince(const v1::Claim& before, v1::Claim after) {
 std::vector<std::string> RunReportLines(const v1::Claim& claim) {
   std::vector<std::string> lines;
   for (const v1::ClaimDevice& device : claim.devices()) {
-    if (device.limit_bytes() == 0) continue;  // it may not use it
+    if (device.limit_bytes() == 0) continue;  // the claim may not use the device
     std::string line = absl::StrCat("device ", device.device(), ": peak ", FormatBytes(device.peak_bytes()), " of ",
                                     FormatBytes(device.limit_bytes()));
     if (device.waits() > 0) {

@@ -10,8 +10,8 @@
 
 namespace vrambroker::vramctl {
 
-// A table of what each scope holds, as lines. It shows at most `most` scopes; its last line then counts the others.
-// None where no scope was named. Without `has_peak` it is not known what each held at the peak.
+// Returns a table of the memory held by each scope, as lines. Shows at most `most` scopes; the last line counts the
+// omitted scopes. Returns no lines if no scope was named. Without `has_peak`, the memory at the peak is unknown.
 std::vector<std::string> ScopeLines(const std::vector<ScopeUse>& uses, size_t most, bool has_peak = true);
 
 }  // namespace vrambroker::vramctl

@@ -9,7 +9,7 @@
 namespace vrambroker::vramctl {
 
 const char* StateOn(const v1::Session& session, const v1::SessionDevice& device) {
-  // One that is detached keeps what it holds, and its limit says nothing any more.
+  // A detached session keeps its memory, and its limit no longer matters.
   const bool is_active = session.state() == v1::SESSION_STATE_ACTIVE;
   return is_active && IsOverLimit(device) ? "over limit" : StateName(session.state());
 }

@@ -10,16 +10,16 @@
 
 namespace vrambroker::vramctl {
 
-// How a session is shown to people; for scripts see allocator/wire/admin_json.
+// Describes sessions for people; for scripts see allocator/wire/admin_json.
 
-// "over limit" for a session that is.
+// Returns "over limit" for a session over its limit.
 const char* StateOn(const v1::Session& session, const v1::SessionDevice& device);
 
 bool IsOverLimit(const v1::SessionDevice& device);
-// Where less was granted than asked for: " (asked for 100.00 GiB; the device's capacity is 4.00 GiB)". Else empty.
+// Explains a grant below the request: " (asked for 100.00 GiB; the device's capacity is 4.00 GiB)". Else empty.
 std::string AskedFor(const Limit& asked, uint64_t granted_bytes, uint64_t capacity_bytes);
 
-// What a session waits for: "2.00 GiB for 3.1s (place 1)", and how many more there are; "-": nothing.
+// Describes a session's waiting request: "2.00 GiB for 3.1s (place 1)", and how many more there are; "-": none.
 std::string Waiting(const v1::SessionDevice& device);
 
 }  // namespace vrambroker::vramctl

@@ -27,8 +27,8 @@ struct SessionRow {
 
 struct SessionColumn {
   const char* heading;  // as for Table()
-  int rank;             // the highest goes first when the table is too wide; 0: never
-  const char* nothing;  // the column is left out when all rows have this; nullptr: never
+  int rank;             // the highest rank goes first if the table is too wide; 0: never
+  const char* nothing;  // the column is omitted if all rows have this cell; nullptr: never
   std::string (*cell)(const SessionRow& row);
   bool is_text = false;  // may be cut to kLeastTextCells
 };
@@ -84,7 +84,7 @@ const std::array<SessionColumn, 19>& AllColumns() {
 struct TableColumn {
   const SessionColumn* column;
   std::vector<std::string> cells;  // the heading first
-  size_t width = 0;                // of the longest
+  size_t width = 0;                // width of the longest cell
 };
 
 TableColumn MakeColumn(const SessionColumn& column, const std::vector<SessionRow>& rows) {
@@ -97,7 +97,7 @@ TableColumn MakeColumn(const SessionColumn& column, const std::vector<SessionRow
   return made;
 }
 
-// When its texts are cut to `text_cells`.
+// Returns the width of a line with texts cut to `text_cells`.
 size_t LineCells(const std::vector<TableColumn>& columns, size_t text_cells) {
   size_t width = 2 * (columns.size() - 1);
   for (const TableColumn& column : columns) {

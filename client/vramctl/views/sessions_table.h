@@ -9,14 +9,14 @@
 
 namespace vrambroker::vramctl {
 
-inline constexpr int kSessionsColumns = 100;  // where the output is no terminal
+inline constexpr int kSessionsColumns = 100;  // default, if the output is not a terminal
 
-// The table of vramctl sessions: a row for each session and device, in lines of at most `width` cells. Columns in which
-// every row says the same nothing (no guarantee, nobody waits) are left out, then the least important ones that do not
-// fit. Names and commands are cut where there is no room for them.
+// Returns the table of vramctl sessions: a row for each session and device, in lines of at most `width` cells. Omits
+// columns in which all rows are empty (no guarantee, nobody waits), then the least important columns without room. Cuts
+// names and commands if necessary.
 std::string SessionsTable(const v1::ListSessionsResponse& sessions, absl::Time now, int width);
 
-// "45s", "12m", "3h05m", "9d04h".
+// Formats "45s", "12m", "3h05m", "9d04h".
 std::string ShortAge(absl::Duration age);
 
 }  // namespace vrambroker::vramctl

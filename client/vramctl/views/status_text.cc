@@ -27,7 +27,7 @@ std::string StatusTable(const Overview& overview, absl::FunctionRef<std::string(
   return Table(rows);
 }
 
-// What processes use of the device beyond what the table has.
+// Describes the processes' use of the device beyond the table.
 std::string ProcessesText(const v1::Device& device) {
   uint64_t overhead = 0;
   size_t clients = 0;

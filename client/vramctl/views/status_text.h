@@ -8,8 +8,8 @@
 
 namespace vrambroker::vramctl {
 
-// The devices as `vramctl status` shows them to people: which they are, what their capacity is used for, and what is
-// wrong. The table is at most 100 columns wide: exact sizes where they fit, short ones otherwise.
+// Describes the devices for `vramctl status`: their identity, the use of their capacity, and problems. The table is at
+// most 100 columns wide: exact sizes if there is room, else short sizes.
 std::string StatusText(const Overview& overview);
 
 }  // namespace vrambroker::vramctl

@@ -68,7 +68,7 @@ void AddClaims(std::vector<TopRow>& rows, const v1::ListClaimsResponse& claims, 
 }
 
 void GroupByClaim(std::vector<TopRow>& rows, const std::set<std::string>& collapsed) {
-  std::map<ClaimOnDevice, std::vector<TopRow>> sessions;  // of claims that have a row
+  std::map<ClaimOnDevice, std::vector<TopRow>> sessions;  // sessions of claims with a row
   for (const TopRow& row : rows) {
     if (row.is_claim()) sessions[{row.claim, row.device}];
   }

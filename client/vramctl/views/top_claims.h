@@ -15,13 +15,13 @@
 
 namespace vrambroker::vramctl {
 
-// Adds, to the rows of all sessions, one for each claim and each device on which it has such a row, holds something or
-// is promised something. Claims without any of these have none.
+// Adds rows for claims to the rows of all sessions: a row for each device on which the claim has a session's row, holds
+// memory or is promised memory. Omits unused claims.
 void AddClaims(std::vector<TopRow>& rows, const v1::ListClaimsResponse& claims, const UserNames& user_name,
                absl::Time now);
 
-// Each session comes below its claim's row of the same device, in the order of `rows`. Those of `collapsed` claims are
-// left out. The rows show it: "- team-a" and "  trainer" below it, or "+ team-a".
+// Moves each session below the row of its claim on the same device, in the order of `rows`. Omits sessions of
+// `collapsed` claims. Marks the rows: "- team-a" with "  trainer" below, or "+ team-a".
 void GroupByClaim(std::vector<TopRow>& rows, const std::set<std::string>& collapsed);
 
 }  // namespace vrambroker::vramctl

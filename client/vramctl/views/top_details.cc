@@ -33,7 +33,7 @@ Line Fact(const char* name, const std::string& value) {
   return {{absl::StrCat(name, " "), Style::kDim}, {value}};
 }
 
-// Facts stand side by side; a fact that is longer than a line is wrapped.
+// Facts stand side by side; a fact longer than a line is wrapped.
 void AppendFacts(std::vector<Line>& lines, const std::vector<Line>& facts, int columns) {
   for (Line& line : Pack(facts, columns - kIndent)) {
     if (Cells(line) > columns - kIndent) {
@@ -84,7 +84,7 @@ void TopDetails::SetData(const v1::ListSessionsResponse& sessions, const v1::Lis
 
 void TopDetails::SetDetails(DetailsData data) {
   if (!data.request.IsOfSame(request())) return;
-  // A session that has ended has no segments, and may be gone before it is missing in the list: the last segments stay.
+  // Keep the last segments: an ended session has no segments, and may be gone before it is missing in the list.
   const bool is_gone = std::any_of(data.maps.begin(), data.maps.end(),
                                    [](const DetailsData::Map& map) { return absl::IsNotFound(map.heap.status()); });
   if (details_.has_value() && (has_ended_ || is_gone)) return;
@@ -194,7 +194,7 @@ void TopDetails::AppendMap(std::vector<Line>& lines, uint32_t device, int column
   }
   const auto map = std::find_if(details_->maps.begin(), details_->maps.end(),
                                 [&](const DetailsData::Map& each) { return each.device == device; });
-  if (map == details_->maps.end()) return;  // it holds nothing
+  if (map == details_->maps.end()) return;  // the device holds nothing of the session
   if (!map->heap.ok()) {
     AppendText(lines, absl::StrCat("its segments are missing here: ", Printable(map->heap.status().message())), columns,
                Style::kAlarm);
@@ -208,7 +208,7 @@ void TopDetails::AppendMap(std::vector<Line>& lines, uint32_t device, int column
       lines.push_back(std::move(line));
       continue;
     }
-    const Span figures = line.back();  // in lines of their own
+    const Span figures = line.back();  // figures go in lines of their own
     line.pop_back();
     lines.push_back(std::move(line));
     AppendText(lines, std::string(absl::StripLeadingAsciiWhitespace(figures.text)), columns, figures.style,

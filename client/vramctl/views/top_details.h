@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TopDetails: the view of one session or claim that Enter opens in vramctl top. Pure: no terminal, no daemon.
+// TopDetails: the view of a session or claim opened by Enter in vramctl top. Pure: no terminal, no daemon.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_DETAILS_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_DETAILS_H_
 
@@ -22,12 +22,12 @@
 
 namespace vrambroker::vramctl {
 
-// Names the session or claim whose details are open, for questions to the daemon about this one alone.
+// Names the session or claim with open details, for specific questions to the daemon.
 struct DetailsRequest {
   uint64_t session = 0;           // 0: a claim
-  std::string claim;              // of claims
-  std::string run_id;             // of the daemon: another run may give the id to another session
-  std::vector<uint32_t> devices;  // on which the session holds something
+  std::string claim;              // name, for claims
+  std::string run_id;             // the daemon's: a later run may assign the id again
+  std::vector<uint32_t> devices;  // devices where the session holds memory
   bool operator==(const DetailsRequest&) const = default;
   bool IsOfSame(const DetailsRequest& other) const {
     return session == other.session && claim == other.claim && run_id == other.run_id;
@@ -41,7 +41,7 @@ struct DetailsData {
     absl::StatusOr<HeapSnapshot> heap;
   };
   DetailsRequest request;
-  std::vector<Map> maps;                                       // of the request's devices
+  std::vector<Map> maps;                                       // for the request's devices
   absl::StatusOr<std::vector<v1::OutOfMemoryEvent>> refusals;  // newest first
 };
 
@@ -55,23 +55,23 @@ class TopDetails {
   TopDetails(v1::Session session, Options options);
   TopDetails(v1::Claim claim, Options options);
 
-  // Keeps the last figures of a session or claim that is not among them any more.
+  // Updates the figures. Keeps the last figures of a session or claim missing in the data.
   void SetData(const v1::ListSessionsResponse& sessions, const v1::ListClaimsResponse& claims, absl::Time now);
-  // Ignored where it is of somebody else.
+  // Ignores data about a different session or claim.
   void SetDetails(DetailsData data);
   bool has_details() const { return details_.has_value(); }
 
   const v1::Session* session() const { return session_.get(); }  // null: a claim
-  std::string claim() const;                                     // its printable name
+  std::string claim() const;                                     // printable name of the claim
   bool has_ended() const { return has_ended_; }
   DetailsRequest request() const;
 
   // False: the key scrolls nothing.
   bool HandleKey(int key) { return scroll_.HandleKey(key); }
-  // At most `rows` lines of `columns` cells, without its title.
+  // Returns at most `rows` lines of `columns` cells, without the title.
   std::vector<Line> Lines(int rows, int columns);
   Line Title(int columns) const;
-  std::string Place() const { return scroll_.Place(); }  // of the last Lines()
+  std::string Place() const { return scroll_.Place(); }  // for the last Lines()
 
  private:
   std::vector<Line> AllLines(int columns) const;
@@ -83,12 +83,12 @@ class TopDetails {
 
   const Options options_;
   std::unique_ptr<v1::Session> session_;
-  std::unique_ptr<v1::Claim> claim_;  // itself, or that of the session
+  std::unique_ptr<v1::Claim> claim_;  // the claim shown, or the claim of the session
   v1::ListSessionsResponse members_;  // sessions of the claim
-  std::string run_id_;                // of the daemon that had it last
+  std::string run_id_;                // run of the daemon last listing the session or claim
   absl::Time now_;
   bool has_ended_ = false;
-  std::optional<DetailsData> details_;  // nullopt: they are being read
+  std::optional<DetailsData> details_;  // nullopt: being read
   Scroll scroll_;
 };
 

@@ -16,8 +16,8 @@
 namespace vrambroker::vramctl {
 namespace {
 
-constexpr int kLeastDeviceBar = 4;   // beside all figures, where there is little room
-constexpr int kLeastDeviceName = 8;  // less of a name says nothing
+constexpr int kLeastDeviceBar = 4;   // next to all figures, if there is little room
+constexpr int kLeastDeviceName = 8;  // a shorter name says nothing
 
 Line FiguresOf(const PartBytes& parts, const std::vector<Part>& shown, bool short_sizes, bool utf8) {
   Line line;
@@ -30,7 +30,7 @@ Line FiguresOf(const PartBytes& parts, const std::vector<Part>& shown, bool shor
   return line;
 }
 
-// "62 %  54 C  310 W", or "62% 54C 310W"; without what is not known.
+// Returns "62 %  54 C  310 W", or "62% 54C 310W"; omits unknown values.
 std::string Sensors(const v1::Device& device, bool short_form) {
   std::vector<std::string> texts;
   const auto add = [&](bool is_known, const v1::Reading& reading, const char* unit) {
@@ -42,7 +42,7 @@ std::string Sensors(const v1::Device& device, bool short_form) {
   return absl::StrJoin(texts, short_form ? " " : "  ");
 }
 
-// Figures beside the bar, the most important first.
+// Returns the figures next to the bar, the most important first.
 std::vector<std::string> DeviceFigures(const v1::Device& device, const PartBytes& parts, bool short_form) {
   const auto size = [&](uint64_t bytes) { return short_form ? ShortBytes(bytes) : FormatBytes(bytes); };
   std::vector<std::string> figures = {

@@ -12,20 +12,20 @@
 
 namespace vrambroker::vramctl {
 
-// A piece of a line: those of the highest rank are left out first where the line is too short for all of them.
+// A piece of a line. Pieces of the highest rank are dropped first if the line is too short.
 struct RankedSpan {
   Span span;
   int rank = 0;
 };
-// The pieces that fit into `width` cells, in their order. The first one loses its leading separator (", ", "; ").
+// Returns the pieces fitting into `width` cells, in order. The first piece loses its leading separator (", ", "; ").
 Line LineOf(std::vector<RankedSpan> pieces, int width);
 
-// "  █ allocated 10.00 MiB", for the parts that are there, in at most `width` cells: with short sizes where there is
-// little room, and then without the last parts.
+// Returns "  █ allocated 10.00 MiB" for each non-empty part, in at most `width` cells. With little room, uses short
+// sizes, then drops the last parts.
 Line Figures(const PartBytes& parts, int width, bool utf8);
 
-// The bar of a device with what matters most beside it, in `width` cells: what is free, reserved and fragmented, what
-// its sensors say, its name.
+// Returns the bar of a device with the most important figures, in `width` cells: free, reserved and fragmented memory,
+// sensors, name.
 Line DeviceLine(const v1::Device& device, const PartBytes& parts, int width, bool utf8);
 
 }  // namespace vrambroker::vramctl

@@ -8,7 +8,7 @@
 
 namespace vrambroker::vramctl {
 
-// Explains the keys and the bars of vramctl top: whole on 80 columns and 24 rows.
+// Explains the keys and the bars of vramctl top: fits on 80 columns and 24 rows.
 std::vector<Line> HelpLines(bool utf8);
 
 }  // namespace vrambroker::vramctl

@@ -17,7 +17,7 @@ void AppendWrapped(std::vector<Line>& lines, const std::string& text, int column
   for (std::string& part : Wrap(text, columns)) lines.push_back({Span{std::move(part), style}});
 }
 
-// "64.00 MiB", or from the lowest to the highest where devices differ.
+// Returns "64.00 MiB", or the range from lowest to highest if devices differ.
 std::string LimitsOf(const v1::Session& session) {
   uint64_t least = session.devices().empty() ? 0 : session.devices(0).limit_bytes();
   uint64_t most = least;

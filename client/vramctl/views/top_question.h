@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What vramctl top asks before it changes a session. Pure: no terminal, no daemon.
+// Questions of vramctl top before it changes a session. Pure: no terminal, no daemon.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_QUESTION_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_QUESTION_H_
 
@@ -15,23 +15,22 @@
 
 namespace vrambroker::vramctl {
 
-// First a field for the new limit or priority, where there is one, then a question that names the session and says what
-// will happen.
+// First shows a field for the new limit or priority, if needed, then a question naming the session and the effect.
 class TopQuestion {
  public:
   enum class Kind : uint8_t { kLimit, kTrim, kEnd, kPriority };
   enum class Answer : uint8_t { kNone, kNo, kYes };
 
-  // `session` as it is shown.
+  // `session`: as shown to the user.
   TopQuestion(Kind kind, v1::Session session);
 
-  Answer HandleKey(int key);  // of top_view.h
+  Answer HandleKey(int key);  // a key of top_view.h
 
-  // At most `columns` cells wide.
+  // Returns lines of at most `columns` cells.
   std::vector<Line> Lines(int columns) const;
 
   const v1::Session& session() const { return session_; }
-  // What kYes confirms; nullopt: that is still being typed.
+  // Returns the order confirmed by kYes; nullopt: still being typed.
   std::optional<SessionOrder> order() const;
 
  private:
@@ -42,7 +41,7 @@ class TopQuestion {
   const Kind kind_;
   const v1::Session session_;
   std::string field_;
-  std::string error_;                    // why the field cannot be taken
+  std::string error_;                    // why the field is invalid
   std::optional<SessionChange> change_;  // nullopt: the field is being edited
 };
 

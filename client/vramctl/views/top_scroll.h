@@ -11,14 +11,14 @@
 
 namespace vrambroker::vramctl {
 
-// Chooses the lines of a text that are seen, where the screen of vramctl top has room for fewer.
+// Chooses the visible lines of a text, if the screen of vramctl top has room for fewer.
 class Scroll {
  public:
-  // Of top_view.h. False: the key scrolls nothing, or all lines are seen.
+  // Handles a key of top_view.h. False: the key scrolls nothing, or all lines are visible.
   bool HandleKey(int key);
-  // At most `rows` of the lines: those that are seen now.
+  // Returns the currently visible lines, at most `rows`.
   std::vector<Line> Window(std::vector<Line> lines, int rows);
-  // "lines 5-20 of 44"; empty: all are seen.
+  // Returns "lines 5-20 of 44"; empty: all are visible.
   std::string Place() const;
 
  private:

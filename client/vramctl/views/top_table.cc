@@ -22,19 +22,18 @@ namespace {
 struct ColumnInfo {
   const char* name;
   const char* heading;
-  char key;  // that sorts by it; '\0': none
+  char key;  // key to sort by the column; '\0': none
   bool right;
   bool high_first;
-  int rank;        // those of the highest rank are left out first
-  int most_cells;  // longer cells are cut
-  const char*
-      nothing;  // a column in which all rows have this goes before all others; nullptr: each cell says something
+  int rank;             // columns of the highest rank are dropped first
+  int most_cells;       // longer cells are cut
+  const char* nothing;  // columns with this cell in all rows are dropped first; nullptr: no cell is empty
 };
 
-// Columns up to this rank are there however long the names are.
+// Columns up to this rank are shown regardless of the length of names.
 constexpr int kLastFirmRank = 7;
-constexpr int kRankOfNothing = 100;  // added
-// So much of a name is worth more than the columns of higher ranks.
+constexpr int kRankOfNothing = 100;  // added to the rank
+// Cells of a name worth more than the columns of higher ranks.
 constexpr int kGoodName = 24;
 constexpr int kLeastCommand = 20;
 constexpr int kAnyLength = 1000;
@@ -193,7 +192,7 @@ char SortKey(Column column) {
 }
 
 absl::StatusOr<Column> ParseColumn(absl::string_view name) {
-  if (name == "idle") return Column::kReclaimable;  // as the column was called
+  if (name == "idle") return Column::kReclaimable;  // old name of the column
   std::string names;
   for (int i = 0; i < kColumns; ++i) {
     const auto column = static_cast<Column>(i);
@@ -234,7 +233,7 @@ void Filter(std::vector<TopRow>& rows, absl::string_view filter) {
     return absl::StrContains(absl::AsciiStrToLower(row.name), lower) ||
            absl::StrContains(absl::AsciiStrToLower(row.claim), lower);
   };
-  std::set<std::string> claims;  // of what matches
+  std::set<std::string> claims;  // claims of matching rows
   for (const TopRow& row : rows) {
     if (matches(row)) claims.insert(row.claim);
   }
@@ -284,7 +283,7 @@ TableLayout LayOut(const std::vector<TopRow>& rows, int width, bool several_devi
                    [](const Candidate& a, const Candidate& b) { return a.rank < b.rank; });
   std::vector<Candidate> shown;
   for (const Candidate& each : by_rank) {
-    // What says nothing comes when all else is there, and whole.
+    // Show empty columns only after all the rest has been shown, uncut.
     const bool says_nothing = each.rank >= kRankOfNothing;
     const size_t before = static_cast<size_t>(&each - by_rank.data());
     if (says_nothing && shown.size() < before) break;

@@ -54,7 +54,7 @@ void TopView::SetData(const TopData& data) {
     data_.failing_since = data.failing_since;
     return;
   }
-  // The next run of the daemon gives the ids to other sessions.
+  // Clear the selection: the next run of the daemon assigns the ids anew.
   if (data.overview.sessions.run_id() != data_.overview.sessions.run_id() && selected_.session != 0) selected_ = {};
   data_ = data;
   if (details_ != nullptr && data.status.ok()) {
@@ -72,12 +72,12 @@ void TopView::Refresh() {
   GroupByClaim(rows_, collapsed_);
   const bool is_there =
       std::any_of(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.key().IsOfSame(selected_); });
-  Select(static_cast<int64_t>(is_there ? SelectedIndex() : before));  // else who took its place
+  Select(static_cast<int64_t>(is_there ? SelectedIndex() : before));  // else the row now in its place
 }
 
 size_t TopView::SelectedIndex() const {
   auto found = std::find_if(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.key() == selected_; });
-  if (found == rows_.end()) {  // it may have begun to use another device
+  if (found == rows_.end()) {  // the session may have begun to use another device
     found =
         std::find_if(rows_.begin(), rows_.end(), [this](const TopRow& row) { return row.key().IsOfSame(selected_); });
   }
@@ -472,7 +472,7 @@ std::vector<Line> TopView::Notice(int columns) const {
 }
 
 std::vector<Line> TopView::Foot(int rows, int columns) const {
-  // All of a question or an answer is to be seen, if need be instead of the table.
+  // Show a whole question or answer, if need be instead of the table.
   std::vector<Line> foot = Notice(columns);
   const auto most = static_cast<size_t>(std::max(rows, 1));
   if (foot.size() > most) foot.erase(foot.begin() + static_cast<int>(most) - 1, foot.end() - 1);
@@ -546,7 +546,7 @@ std::vector<Line> TopView::Draw(int rows, int columns) {
       for (Line& line : TableLines(left, columns)) lines.push_back(std::move(line));
     }
     lines.resize(static_cast<size_t>(std::max(rows - foot_lines, 0)));
-    if (!lines.empty()) lines[0] = TitleLine(columns);  // the rows that are seen are known now
+    if (!lines.empty()) lines[0] = TitleLine(columns);  // the visible rows are known now
     for (Line& line : foot) lines.push_back(std::move(line));
   }
   lines.resize(static_cast<size_t>(std::max(rows, 0)));
@@ -564,7 +564,7 @@ std::string TopView::Write(int columns) {
     absl::StripTrailingAsciiWhitespace(&one);
     absl::StrAppend(&text, one, "\n");
   }
-  // The refusal stays whole, since its end says what to do.
+  // Keep the refusal whole, since its end gives the advice.
   absl::StrAppend(&text, Render(RefusalLine(kAll), /*colour=*/false), "\n");
   return text;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What vramctl top shows, as lines: its state, what keys do to it, and the picture. Pure: no terminal, no daemon.
+// The lines of vramctl top: its state, the effects of keys, and the picture. Pure: no terminal, no daemon.
 #ifndef VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_VIEW_H_
 #define VRAMBROKER_CLIENT_VRAMCTL_VIEWS_TOP_VIEW_H_
 
@@ -26,17 +26,17 @@
 
 namespace vrambroker::vramctl {
 
-// What the daemon said last.
+// The daemon's last answers.
 struct TopData {
   Overview overview;
   v1::ListClaimsResponse claims;
-  v1::ListOutOfMemoryResponse refusals;  // the last one
+  v1::ListOutOfMemoryResponse refusals;  // the last refusal
   absl::Time read_at;
-  absl::Status status;       // of the last attempt; the rest is what was read before
+  absl::Status status;       // of the last attempt; the remaining fields may be older
   absl::Time failing_since;  // while `status` is not OK
 };
 
-// A key: what it writes, or one of these.
+// A key: its character, or a constant below.
 enum Key : int {
   kKeyUp = 0x110000,  // beyond all characters
   kKeyDown,
@@ -62,50 +62,50 @@ class TopView {
   };
   explicit TopView(Options options) : options_(std::move(options)) {}
 
-  // Ignored while frozen, but for its status: a picture that stands still says so when the daemon goes. A question
-  // about a session that has ended ends, too.
+  // Updates the data. While frozen, takes only the status: a frozen picture still shows a stopped daemon. Closes a
+  // question about an ended session.
   void SetData(const TopData& data);
 
   // False: quit.
   bool HandleKey(int key);
 
-  // What the user has confirmed, once; nullopt: nothing. No other question comes up before SetResult() said what came
-  // of it.
+  // Returns the user's confirmed order, once; nullopt: none. No further question comes up before SetResult() reports
+  // the result.
   std::optional<SessionOrder> TakeOrder();
   void SetResult(const absl::StatusOr<std::vector<std::string>>& lines);
 
-  // What the open details have to be asked of the daemon; nullopt: none are open.
+  // Returns the request for the open details; nullopt: no details are open.
   std::optional<DetailsRequest> WantedDetails() const;
   void SetDetails(DetailsData data);
 
-  // Exactly `rows` lines of at most `columns` cells.
+  // Returns exactly `rows` lines of at most `columns` cells.
   std::vector<Line> Draw(int rows, int columns);
-  // All devices and sessions as plain text, without what is for people at a keyboard.
+  // Returns all devices and sessions as plain text, without hints for keyboard users.
   std::string Write(int columns);
 
  private:
   bool NothingRead() const { return data_.read_at == absl::Time(); }  // the daemon has never answered
   std::vector<Line> Head(int most_lines, int columns) const;
   Line TitleLine(int columns) const;
-  void AppendStatus(std::vector<Line>& lines, int columns) const;  // where the daemon does not answer
+  void AppendStatus(std::vector<Line>& lines, int columns) const;  // if the daemon does not answer
   Line SelectedLine(int columns) const;
   Line RefusalLine(int columns) const;
   Line KeysLine(int columns) const;
   Line DetailsKeysLine(int columns) const;
-  std::vector<Line> Notice(int columns) const;  // the question, or else what came of the last one; may be empty
+  std::vector<Line> Notice(int columns) const;  // the question, or else the last result; may be empty
   std::vector<Line> Foot(int rows, int columns) const;
   void Ask(TopQuestion::Kind kind);
-  bool AskForKey(int key);  // false: it is the key of no change
-  void OpenDetails();       // of what is selected
+  bool AskForKey(int key);  // false: the key starts no change
+  void OpenDetails();       // of the selected row
   void HandleDetailsKey(int key);
   void AnswerQuestion(int key);
   void Say(std::string text, Style style);
   std::vector<Line> TableLines(int lines, int columns);
   std::vector<Line> DetailsLines(int rows, int columns);
   std::vector<Line> HelpScreen(int rows);
-  void CollapseSelected();  // its claim, or expands it
-  void CollapseAll();       // claims, or expands them where all are
-  void Refresh();           // rows_ from data_, as sort and filter want them
+  void CollapseSelected();  // collapses or expands the selected claim
+  void CollapseAll();       // collapses all claims, or expands them if all are collapsed
+  void Refresh();           // makes rows_ from data_, sorted and filtered
   size_t SelectedIndex() const;
   const v1::Session* SelectedSession() const;  // null: none, or a claim
   std::string SelectedClaim() const;           // empty: none, or a session
@@ -122,15 +122,15 @@ class TopView {
   bool frozen_ = false;
   bool helps_ = false;
   Scroll help_scroll_;
-  std::unique_ptr<TopDetails> details_;  // open
-  std::set<std::string> collapsed_;      // claims whose sessions are not shown
-  TopRow::Key selected_;                 // it stays selected wherever it goes
-  std::optional<TopQuestion> question_;  // open
-  std::optional<SessionOrder> order_;    // confirmed; until its result is there
-  bool order_is_new_ = false;            // TakeOrder() has not had it
+  std::unique_ptr<TopDetails> details_;  // null: not open
+  std::set<std::string> collapsed_;      // claims with hidden sessions
+  TopRow::Key selected_;                 // stays selected when the row moves
+  std::optional<TopQuestion> question_;  // nullopt: not open
+  std::optional<SessionOrder> order_;    // confirmed; kept until the result arrives
+  bool order_is_new_ = false;            // not yet returned by TakeOrder()
   Span notice_;                          // stays until Escape or the next question; empty: none
   size_t first_ = 0;                     // row at the top of the table
-  size_t page_ = 1;                      // rows that fit
+  size_t page_ = 1;                      // rows with room
   bool shows_all_ = true;                // no row is out of sight
 };
 
