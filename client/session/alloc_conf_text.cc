@@ -11,10 +11,10 @@
 namespace vrambroker::client_internal {
 namespace {
 
-constexpr char kField[] = "alloc_conf";  // as the daemon calls it
+constexpr char kField[] = "alloc_conf";  // the daemon's field name
 constexpr const char* kVariables[] = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"};
 
-// The first variable that is set counts, even when it is empty; a later one with another text is warned of.
+// The first variable set counts, even when empty. Warns when a later variable has different text.
 void TakeFromEnvironment(AllocConfText* conf) {
   bool is_found = false;
   for (const char* name : kVariables) {

@@ -16,7 +16,7 @@
 namespace vrambroker::client_internal {
 namespace {
 
-// Empty counts as not set.
+// Empty counts as unset.
 std::string Variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -46,7 +46,7 @@ absl::Status ReadWait(absl::Duration* wait) {
   return absl::OkStatus();
 }
 
-// Which of them there are, the daemon knows.
+// Checks only the syntax: the daemon knows the existing devices.
 absl::Status ReadDevices(std::vector<std::string>* devices) {
   const std::string text = Variable(kDevicesVariable);
   const bool are_given = !devices->empty();

@@ -9,8 +9,8 @@ namespace vrambroker::client_internal {
 
 inline constexpr char kDevicesVariable[] = "VRAMBROKER_DEVICES";
 
-// Fills in, from VRAMBROKER_LIMIT, _GUARANTEE, _NAME, _WAIT and _DEVICES, the options that the program has left open.
-// InvalidArgument names the variable that cannot be read, or says that `devices` has what no device is called.
+// Fills in options left open by the program from VRAMBROKER_LIMIT, _GUARANTEE, _NAME, _WAIT and _DEVICES.
+// InvalidArgument names an unreadable variable, or an entry of `devices` that cannot be a device.
 absl::StatusOr<ClientOptions> WithEnvironment(ClientOptions options);
 
 }  // namespace vrambroker::client_internal

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SessionClient: its background thread, which reports, answers the daemon's questions, and reaches it again.
+// SessionClient's background thread: reports, answers the daemon's questions, and reconnects.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -18,24 +18,24 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMaxCarriedInMessage = 1024;
-// Statistics are reported, and wholly free segments looked at, at most so often.
-constexpr std::chrono::milliseconds kReportPeriod(950);  // with the way to the daemon, figures are never a second old
-// The first report of a change comes this soon: the block that a segment was leased for is then counted, too.
+// Shortest period for reporting statistics and looking at wholly free segments.
+constexpr std::chrono::milliseconds kReportPeriod(950);  // so the daemon's figures are less than 1 s old
+// Delay of a change's first report, so that the report includes the block that caused a lease.
 constexpr std::chrono::milliseconds kReportDelay(2);
-// What the application says of its segments goes on at once, since it may be old by then, but at most so often.
+// Shortest period for passing on the application's segment use, normally sent at once because it ages.
 constexpr std::chrono::milliseconds kUseReportPeriod(100);
-// Of the time that a trim may take, the application has so much; the rest is for the way.
+// Share of a trim's time left to the application; the rest covers the messages.
 constexpr double kTrimTimeShare = 0.75;
-constexpr std::chrono::milliseconds kTrimTime(2000);  // of a daemon that does not say
+constexpr std::chrono::milliseconds kTrimTime(2000);  // when the daemon gives no time
 constexpr int kTicksOfDecay = 4;
-// A session whose client is gone ends this soon after its last block.
+// Poll period for ending a session without a client after its last block.
 constexpr std::chrono::milliseconds kOrphanPeriod(20);
 constexpr std::chrono::milliseconds kFirstBackoff(100);
 constexpr std::chrono::milliseconds kLastBackoff(5000);
-constexpr int kItemsInSnapshotPart = 1024;  // the daemon takes messages of up to 64 KiB
+constexpr int kItemsInSnapshotPart = 1024;  // the daemon accepts messages up to 64 KiB
 
-// The daemon will not have the session go on, now or later: its memory stays charged to it, but the client needs
-// another. One of an earlier version takes no list that is larger than a message, which gRPC says.
+// True when the daemon will never resume the session: the memory stays charged to the session, and the client needs a
+// new session. Earlier daemons reject a list larger than a message; the error comes from gRPC.
 bool IsNotToBeResumed(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsInvalidArgument(status) ||
          (absl::IsResourceExhausted(status) && absl::StrContains(status.message(), "larger than max"));
@@ -56,11 +56,11 @@ void SessionClient::Grown() {
 void SessionClient::Lost(const Link* link, const absl::Status& why) {
   {
     MutexLock lock(mu_);
-    // One that has been replaced may say so late; of one that is not in use yet, its status says so.
+    // A replaced link may report its loss late; for a link not yet in use, its status carries the loss.
     if (link_.get() == link) lost_ = true;
     changed_.NotifyAll();
   }
-  // `this` may be gone when it returns.
+  // `this` may be deleted before the callback returns.
   const std::shared_ptr<Callbacks> callbacks = callbacks_;
   callbacks->gate.Run([&] {
     if (const auto on_lost = callbacks->on_lost) on_lost(why);
@@ -86,10 +86,10 @@ void SessionClient::Keep() {
   Clock::time_point last_report = Clock::now() - kReportPeriod;
   Clock::time_point next_report = Clock::now() + kReportPeriod;
   Clock::time_point next_tick = decays ? Clock::now() + tick : Clock::time_point::max();
-  Clock::time_point next_try = Clock::time_point::max();  // at reaching the daemon again
+  Clock::time_point next_try = Clock::time_point::max();  // next attempt to reconnect
   auto backoff = kFirstBackoff;
   bool reported_lost = false;
-  absl::Status last_failure;  // of reaching the daemon again
+  absl::Status last_failure;  // of reconnecting
   while (true) {
     std::deque<v1::Question> questions;
     bool lost = false;
@@ -226,10 +226,10 @@ void SessionClient::Answer(const v1::Question& question) {
         one.mutable_answer()->set_question_id(question.question_id());
         *one.mutable_answer()->mutable_snapshot() = *std::move(part);
         one.mutable_answer()->set_more(true);
-        link->stream->WaitForRoom();  // leases and returns come in between
+        link->stream->WaitForRoom();  // leases and returns may go in between
         link->stream->Send(std::move(one));
       }
-      break;  // an empty part ends it
+      break;  // an empty part ends the snapshot
     }
     case v1::Question::kRecord:
       for (size_t device = 0; device < heaps_.size(); ++device) {
@@ -240,7 +240,7 @@ void SessionClient::Answer(const v1::Question& question) {
         }
       }
       break;
-    case v1::Question::QUESTION_NOT_SET:  // of a newer daemon: an empty answer
+    case v1::Question::QUESTION_NOT_SET:  // from a newer daemon: send an empty answer
       break;
   }
   link->stream->Send(std::move(message));
@@ -276,7 +276,7 @@ void SessionClient::GiveBackIdle() {
 }
 
 void SessionClient::DeclareCarriedOver(Link& link) {
-  if (!link.takes_carried_over || link.session == 0) return;  // of the first session nothing is carried over
+  if (!link.takes_carried_over || link.session == 0) return;  // a first session carries nothing over
   v1::SessionRequest message;
   message.mutable_carried_over()->set_begins(true);
   for (size_t device = 0; device < heaps_.size(); ++device) {
@@ -300,7 +300,7 @@ absl::Status SessionClient::Reconnect() {
   Link& link = **reached;
   link.session = resumed ? old->session : old->session + 1;
   DeclareCarriedOver(link);
-  // Tells what was counted so far before the new session asks for anything: that is not counted for the session.
+  // Sends the counters so far before the new session requests anything, so they are not charged to the new session.
   for (size_t device = 0; !resumed && device < heaps_.size(); ++device) {
     SendStats(link, device, heaps_[device]->GetMemoryStats().value_or(MemoryStats()));
   }
@@ -315,7 +315,7 @@ absl::Status SessionClient::Reconnect() {
     Log(absl::StrCat("session '", link.name, "': reconnected to the daemon and resumed the session"));
     return absl::OkStatus();
   }
-  GiveBackIdle();  // it may be what keeps this daemon from giving more
+  GiveBackIdle();  // may give this daemon room to grant more
   size_t segments = 0;
   for (size_t device = 0; device < heaps_.size(); ++device) segments += leased(device).CarriedOver(link.session).size();
   const std::string why = absl::IsNotFound(refused)

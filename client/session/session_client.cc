@@ -23,7 +23,7 @@ namespace {
 constexpr absl::Duration kGoodbyePause = absl::Milliseconds(20);
 constexpr absl::Duration kLastGoodbyePause = absl::Seconds(5);
 
-// As they are kept: the callbacks are elsewhere.
+// The options without callbacks, kept in callbacks_.
 ClientOptions Kept(ClientOptions options) {
   options.on_lost = nullptr;
   options.log = nullptr;
@@ -33,13 +33,13 @@ ClientOptions Kept(ClientOptions options) {
   return options;
 }
 
-// What is given back stays charged unless the daemon hears of it. ResourceExhausted: it refuses calls or connections
-// that come too often.
+// Returned memory stays charged until the daemon hears of the return. ResourceExhausted: the daemon is refusing
+// frequent calls or connections.
 bool IsWorthAnotherTry(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status);
 }
 
-// Not joinable when there is none to be had: what it was for stays undone until the process ends.
+// Returns a thread that is not joinable when none can be started; its work is then left undone until the process ends.
 std::thread StartThread(const std::function<void()>& body) {
   try {
     return std::thread(body);
@@ -48,10 +48,12 @@ std::thread StartThread(const std::function<void()>& body) {
   }
 }
 
-// One for all sessions of the process: a child that was made before a session has the descriptors of the GPU, too. A
-// child's own sessions have another one; its parent's stays open in it. `forks`: before this process became what it is.
+// All sessions of a process share a mark: a child forked before a session also inherits the GPU's descriptors. A
+// child's own sessions use a new mark; the parent's mark stays open in the child. `forks`: number of forks that led to
+// this process.
 int ProcessMark(int forks) {
-  static std::atomic<uint64_t> made{0};  // forks + 1, and the descriptor; without a lock, which fork() might find taken
+  static std::atomic<uint64_t> made{0};  // forks + 1, and the descriptor; lock-free, since fork() could leave a lock
+                                         // taken
   const uint64_t generation = static_cast<uint64_t>(forks) + 1;
   uint64_t now = made.load();
   if (now >> 32 == generation) return static_cast<int>(now & 0xffffffff);
@@ -113,7 +115,7 @@ absl::StatusOr<std::unique_ptr<SessionClient>> SessionClient::Open(const ClientO
 
 void SessionClient::End(std::unique_ptr<SessionClient> session) {
   if (session->IsForked()) {
-    (void)session.release();  // its parent's
+    (void)session.release();  // belongs to the parent
     return;
   }
   const std::shared_ptr<Callbacks> callbacks = session->callbacks_;
@@ -128,8 +130,8 @@ void SessionClient::End(std::unique_ptr<SessionClient> session) {
     orphan->changed_.NotifyAll();
     return;
   }
-  // From a callback it cannot wait for the thread that it is on. And what is closed here stays charged until the daemon
-  // hears of it, but the application does not wait for that.
+  // A callback cannot wait for its own thread. Memory closed here stays charged until the daemon hears of the close,
+  // but the application does not wait.
   if (!callbacks->gate.IsInside()) {
     session->StopBackgroundThread();
     if (session->SayGoodbye(kGoodbyeTimeout)) return;
@@ -144,7 +146,7 @@ void SessionClient::End(std::unique_ptr<SessionClient> session) {
 
 SessionClient::~SessionClient() {
   StopBackgroundThread();
-  if (const std::shared_ptr<Link> last = link()) last->stream->Abort();  // while there is all that its handlers use
+  if (const std::shared_ptr<Link> last = link()) last->stream->Abort();  // while everything used by the handlers exists
 }
 
 void SessionClient::StopBackgroundThread() {
@@ -169,27 +171,27 @@ bool SessionClient::SayGoodbye(absl::Duration timeout) {
   std::shared_ptr<Link> link = this->link();
   if (link == nullptr) return true;
   if (!closed) {
-    link->stream->Abort();  // without a goodbye the daemon waits for the end of the process, and of its children
+    link->stream->Abort();  // without a goodbye the daemon waits for the process and its children to end
     return true;
   }
-  // Over another connection when this one has broken: a daemon that is still there would keep what was held until the
-  // process ends. It may not have seen yet that the old one has.
+  // When the connection has broken, use a new connection: a live daemon would otherwise keep the memory until the
+  // process ends. The daemon may not have noticed the break yet.
   bool all = false;
   while (true) {
-    if (leases()) ReportStats(std::exchange(all, true));  // final: the daemon's log says what became of the session
+    if (leases()) ReportStats(std::exchange(all, true));  // final: the daemon logs how the session ended
     const absl::Status taken = link->stream->Close(TimeUntil(deadline));
     if (absl::IsDeadlineExceeded(taken)) return false;
     if (taken.ok() || !leases()) return true;
     const absl::StatusOr<std::shared_ptr<Link>> resumed = Connect(link.get(), TimeUntil(deadline));
     if (resumed.ok()) {
-      const std::shared_ptr<Link> broken = std::exchange(link, *resumed);  // goes without the lock
+      const std::shared_ptr<Link> broken = std::exchange(link, *resumed);  // destroyed without the lock
       MutexLock lock(mu_);
       link_ = link;
     } else if (IsWorthAnotherTry(resumed.status()) && !IsNoDaemon(resumed.status())) {
       if (TimeUntil(deadline) == absl::ZeroDuration()) return false;
       absl::SleepFor(kGoodbyePause);
     } else {
-      return true;  // the daemon is gone, or has no such session
+      return true;  // the daemon is gone, or does not know the session
     }
   }
 }
@@ -212,7 +214,7 @@ absl::Status SessionClient::CallOver(const std::function<grpc::Status(SessionStr
   const std::shared_ptr<Link> link = this->link();
   const absl::Duration timeout = Patience();
   const Deadline deadline = DeadlineAfter(timeout);
-  link->stream->WaitForFrees(timeout);  // these calls show or depend on what is free
+  link->stream->WaitForFrees(timeout);  // these calls show or depend on free memory
   grpc::ClientContext context;
   SetTimeout(context, ending_ ? TimeUntil(deadline) : timeout);
   CountCall();
@@ -315,7 +317,7 @@ absl::StatusOr<Device*> SessionClient::DeviceOf(const void* pointer, uint64_t of
 
 absl::StatusOr<uint64_t> SessionClient::EmptyCache() {
   if (IsForked()) return CheckUsable();
-  if (!leases()) return heaps_.front()->EmptyCache();  // the daemon empties those of all devices
+  if (!leases()) return heaps_.front()->EmptyCache();  // the daemon empties the caches of all devices
   uint64_t bytes = 0;
   for (const std::unique_ptr<Heap>& heap : heaps_) bytes += heap->EmptyCache().value_or(0);
   return bytes;
@@ -353,7 +355,7 @@ absl::Status SessionClient::SetRecording(size_t max_events) {
 }
 
 void SessionClient::Record(size_t device, size_t max_events) {
-  // What costs more than the default does is done for who has asked for it.
+  // Exact times cost more than the default, so they need a request for more events.
   leased(device).SetRecording(max_events, /*exact_times=*/max_events > link()->record_events);
 }
 
@@ -375,7 +377,7 @@ absl::StatusOr<TrimRequests*> SessionClient::trims() {
 }
 
 uint64_t SessionClient::limit_bytes(int device) const {
-  const auto index = static_cast<size_t>(device);  // a negative one is beyond the end
+  const auto index = static_cast<size_t>(device);  // a negative index is beyond the end
   if (index >= devices().size()) return 0;
   const uint64_t limit = limits_[index].load();
   return leases() ? std::min(limit, static_cast<const LeasedHeap&>(*heaps_[index]).own_limit_bytes()) : limit;
@@ -390,7 +392,7 @@ absl::StatusOr<Device*> SessionClient::DeviceFor(int ordinal) {
     device = MakeHostDevice(ordinal, 0);
     return device.get();
   }
-  // By UUID: the ordinals of this process may differ from the daemon's.
+  // Match by UUID: ordinals in this process may differ from the daemon's.
   absl::StatusOr<std::vector<std::unique_ptr<Device>>> visible = MakeCudaDevices();
   if (!visible.ok()) return visible.status();
   for (std::unique_ptr<Device>& candidate : *visible) {
@@ -406,7 +408,7 @@ absl::StatusOr<Device*> SessionClient::DeviceFor(int ordinal) {
 std::optional<absl::StatusOr<DescriptorChannel::Answer>> SessionClient::CallDirectly(const Link& link,
                                                                                      v1::SegmentCall call,
                                                                                      absl::Duration timeout) {
-  // Where the session is lost, the stream has the reason.
+  // When the session is lost, the stream has the reason.
   if (!link.takes_segment_calls || link.carried_over_read != link.carried_over_sent || !link.stream->status().ok()) {
     return std::nullopt;
   }
@@ -417,7 +419,7 @@ std::optional<absl::StatusOr<DescriptorChannel::Answer>> SessionClient::CallDire
   if (!answer.ok() || answer->result.no_session()) return std::nullopt;
   if (!answer->result.has_error()) return answer;
   absl::Status error = FromProto(answer->result.error());
-  // Disconnected, or ended: the stream has the reason.
+  // Disconnected or ended: the stream has the reason.
   if (absl::IsAborted(error)) return std::nullopt;
   return error;
 }
@@ -487,7 +489,7 @@ bool SessionClient::ReturnWithin(absl::Duration timeout, int device, uint64_t se
                                  const std::vector<uint64_t>& segments) {
   while (true) {
     const std::shared_ptr<Link> link = this->link();
-    if (link->session != session) {  // that daemon is gone; this one counts what it has leased
+    if (link->session != session) {  // the leasing daemon is gone; the new daemon counts the lease
       if (!link->takes_carried_over) return false;
       v1::SessionRequest freed;
       for (const uint64_t id : segments) {
@@ -498,7 +500,7 @@ bool SessionClient::ReturnWithin(absl::Duration timeout, int device, uint64_t se
       ++link->carried_over_sent;
       if (link->stream->status().ok()) return true;
       MutexLock lock(mu_);
-      if (link_ != link) continue;  // reached again meanwhile
+      if (link_ != link) continue;  // reconnected meanwhile
       unreturned_.push_back({.device = device, .session = session, .segments = segments});
       return false;
     }
@@ -515,7 +517,7 @@ bool SessionClient::ReturnWithin(absl::Duration timeout, int device, uint64_t se
     }
     if (status.ok() || !IsWorthAnotherTry(status)) return status.ok();
     MutexLock lock(mu_);
-    if (link_ != link) continue;  // reached again meanwhile
+    if (link_ != link) continue;  // reconnected meanwhile
     unreturned_.push_back({.device = device, .session = session, .segments = segments});
     return false;
   }
@@ -527,7 +529,7 @@ void SessionClient::ReturnAgain() {
     MutexLock lock(mu_);
     if (!lost_) unreturned.swap(unreturned_);
   }
-  // One by one: the daemon may have taken some of them.
+  // Return segments singly: the daemon may have taken some already.
   const absl::Duration timeout = ending_ ? std::min(options().call_timeout, kGoodbyeTimeout) : options().call_timeout;
   bool is_first = true;
   for (const Returned& returned : unreturned) {
@@ -538,10 +540,10 @@ void SessionClient::ReturnAgain() {
   }
 }
 
-// Of remote heaps.
+// For remote heaps.
 void SessionClient::CloseSegments(const v1::CloseSegments& message, Link* link) {
   v1::SessionRequest answer;
-  // What stays open stays charged.
+  // Segments still open stay charged.
   std::vector<uint64_t> closed = mappings_.CloseRefused();
   const std::vector<uint64_t> more = mappings_.Close({message.segment_ids().begin(), message.segment_ids().end()});
   closed.insert(closed.end(), more.begin(), more.end());

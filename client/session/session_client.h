@@ -38,43 +38,44 @@
 
 namespace vrambroker::client_internal {
 
-inline constexpr int kMaxIdsInMessage = 4096;  // of segments
+inline constexpr int kMaxIdsInMessage = 4096;  // segment ids
 inline constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(2);
 
-// One session: its connection to the daemon, its heaps, and the thread that keeps both. Thread-safe.
+// One session: the connection to the daemon, the heaps, and the background thread for both. Thread-safe.
 //
-// A session that leases survives its connection: the background thread reaches the daemon again and resumes the
-// session, or, when it is another daemon, opens a new one for what is leased from then on.
+// A leasing session survives a broken connection: the background thread reconnects and resumes the session, or opens a
+// new session for later leases when the daemon is a different process.
 class SessionClient final : public HeapHost {
  public:
   static absl::StatusOr<std::unique_ptr<SessionClient>> Open(const ClientOptions& options);
-  // The session ends when nothing of it is in use any more: now, or on a thread of its own. That thread also goes on
-  // where the daemon does not answer. The application hears nothing any more, of this session, once it has returned.
+  // Ends the session when nothing uses it any more: now, or on its own thread, also when the daemon does not answer.
+  // After End() returns, no callback of this session runs.
   static void End(std::unique_ptr<SessionClient> session);
   ~SessionClient() override;
 
-  // From now on, what gives something back waits for 2 s at most for a daemon that does not answer, and not again
-  // before it has answered. It is told later.
+  // From now on, returning memory waits at most 2 s for a silent daemon, then not again until the daemon has answered;
+  // the daemon is told later.
   void BeginEnd() { ending_.store(true, std::memory_order_relaxed); }
 
-  // NotFound when there is no such device; FailedPrecondition after fork().
+  // NotFound: no such device. FailedPrecondition: after fork().
   absl::StatusOr<Heap*> heap(int device);
-  // The same, or nullptr; for what is called so often that a status would show.
+  // Like heap(), but returns nullptr on errors; for hot paths where a status would cost too much.
   Heap* FindHeap(int device) const {
-    const auto index = static_cast<size_t>(device);  // a negative one is beyond the end
+    const auto index = static_cast<size_t>(device);  // a negative index is beyond the end
     return !IsForked() && index < heaps_.size() ? heaps_[index].get() : nullptr;
   }
   absl::Status FreePointer(void* pointer, std::optional<Stream> stream);
   absl::Status RecordStream(void* pointer, Stream stream);
   absl::Status ReturnSegment(void* pointer, std::optional<Stream> stream);
-  // The device of what Malloc() or LeaseSegment() gave. OutOfRange unless [offset, offset + bytes) lies within it.
+  // The device of memory from Malloc() or LeaseSegment(). OutOfRange unless [offset, offset + bytes) lies within the
+  // memory.
   absl::StatusOr<Device*> DeviceOf(const void* pointer, uint64_t offset, uint64_t bytes) const;
   absl::StatusOr<uint64_t> EmptyCache();
   absl::Status ReportSegmentUse(int device, const SegmentUse& use) ABSL_LOCKS_EXCLUDED(mu_);
-  // FailedPrecondition: there are no whole segments.
+  // FailedPrecondition: this session has no whole segments.
   absl::StatusOr<TrimRequests*> trims();
   absl::Status SetRecording(size_t max_events);
-  // By device, at one moment each.
+  // By device, each from a single moment.
   absl::StatusOr<std::vector<HeapSnapshot>> Snapshots(bool with_history);
 
   uint64_t session_id() const override { return link()->session_id; }
@@ -113,21 +114,22 @@ class SessionClient final : public HeapHost {
 
   explicit SessionClient(const ClientOptions& options);
 
-  // Those that the daemon could not be told of, until one is not answered.
+  // Returns segments left over while the daemon could not be told; stops at the first without an answer.
   void ReturnAgain() ABSL_LOCKS_EXCLUDED(mu_);
   bool ReturnWithin(absl::Duration timeout, int device, uint64_t session, const std::vector<uint64_t>& segments)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Makes a call over the descriptor socket. nullopt: it is to be made over the stream, which says why if it cannot be.
+  // Makes a call over the descriptor socket. nullopt: make the call over the stream instead, whose error explains a
+  // failure.
   std::optional<absl::StatusOr<DescriptorChannel::Answer>> CallDirectly(const Link& link, v1::SegmentCall call,
                                                                         absl::Duration timeout);
   absl::Status Return(Link& link, const v1::ReturnSegmentsRequest& request, absl::Duration timeout);
   bool leases() const { return options().placement == Placement::kLeased; }
   bool InUse();
-  // A connection with a session on it: that of an earlier link, or a new one.
+  // Connects and opens a session: the session of an earlier link, or a new session.
   absl::StatusOr<std::shared_ptr<Link>> Connect(const Link* resume, absl::Duration timeout,
                                                 const std::string& earlier_token = "") ABSL_LOCKS_EXCLUDED(mu_);
   v1::Hello MakeHello() const;
-  // What says that the session of `resume` goes on, and with which segments: the first message, then the others.
+  // The messages that resume the session of `resume`, with its segments: the first message, then the others.
   std::vector<v1::SessionRequest> ResumeMessages(const Link& resume);
   absl::Status TakeWelcome(const v1::Welcome& welcome);
   void TakeDevices(const v1::Welcome& welcome);
@@ -138,39 +140,39 @@ class SessionClient final : public HeapHost {
   void Lost(const Link* link, const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   void Log(const std::string& line) const;
 
-  // ---- The end. Nothing is in use any more. ----
+  // ---- The end; nothing is in use any more ----
 
-  // Returns when the background thread has ended, whatever it has waited for.
+  // Returns when the background thread has ended, however long it waits.
   void StopBackgroundThread() ABSL_LOCKS_EXCLUDED(mu_);
-  // Closes everything and says goodbye. False: the daemon has not answered within `timeout`; it is worth another try.
+  // Closes everything and says goodbye. False: no answer from the daemon within `timeout`; worth another try.
   bool SayGoodbye(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
-  // Tries until the daemon has it, or is gone.
+  // Tries until the daemon has taken the goodbye, or is gone.
   void SayGoodbyeForSure() ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- The background thread ----
 
   void Keep() ABSL_LOCKS_EXCLUDED(mu_);
   void Answer(const v1::Question& question);
-  // Has a leased heap keep so many events.
+  // Makes a leased heap keep up to `max_events` events.
   void Record(size_t device, size_t max_events);
-  // True: the application answers, which knows which whole segments are free.
+  // True: the application, knowing the free whole segments, answers instead.
   bool PassOn(const v1::Question& question, uint64_t wanted, uint64_t released);
   void AnswerEndedTrims();
-  // Sends the figures that have changed, or all. False: none had.
+  // Sends the changed figures, or all figures. False: nothing had changed.
   bool ReportStats(bool all) ABSL_LOCKS_EXCLUDED(reports_mu_);
   static void SendStats(const Link& link, size_t device, const MemoryStats& stats);
   // Aborted: an operator has ended the session.
   absl::Status Reconnect() ABSL_LOCKS_EXCLUDED(mu_);
   void GiveBackIdle();
-  // Tells a daemon that has not leased it all that is held; before anything else is asked of it. What was told of it
-  // over an earlier connection may have been lost with that.
+  // Declares all held memory to a daemon that did not lease the memory, before any other request. Declarations over an
+  // earlier connection may have been lost.
   void DeclareCarriedOver(Link& link);
 
   // Constant after Open().
   DescriptorChannel descriptors_;
   AllocConfText conf_;
   const int mark_;  // a descriptor; -1 when the kernel made none
-  // What the application wants to hear, until its client ends. Its own owner: that may be while one of them runs.
+  // The application's callbacks, until its client ends. Shared, since a callback may run while the client ends.
   struct Callbacks {
     CallGate gate;
     std::function<void(const absl::Status&)> on_lost;
@@ -179,46 +181,46 @@ class SessionClient final : public HeapHost {
   const std::shared_ptr<Callbacks> callbacks_ = std::make_shared<Callbacks>();
   const bool logs_to_stderr_;
   std::vector<std::string> named_devices_;  // see ClientOptions::devices
-  std::string devices_source_;              // of these, for messages
+  std::string devices_source_;              // of named_devices_, for messages
   std::vector<std::string> warnings_;
   std::unique_ptr<std::atomic<uint64_t>[]> limits_;  // by device
 
-  // What the daemons said of the devices, the last one last. The application may be reading any of it.
+  // The daemons' device lists, newest last. The application may be reading any list.
   std::deque<std::vector<DeviceInfo>> device_lists_{1};
   std::atomic<const std::vector<DeviceInfo>*> devices_{&device_lists_.back()};
 
   std::atomic<bool> ending_{false};
-  std::atomic<bool> is_silent_{false};  // the daemon has not answered the last call that gave something back
+  std::atomic<bool> is_silent_{false};  // the daemon did not answer the last return
 
   Mutex devices_mu_ ABSL_ACQUIRED_AFTER(lock_level::kDevice)
       ABSL_ACQUIRED_BEFORE(lock_level::kLeaf){lock_level::kDevice};
   std::vector<std::unique_ptr<Device>> opened_ ABSL_GUARDED_BY(devices_mu_);  // by ordinal; null until used
-  Mappings mappings_;                         // of remote heaps; after the devices: closed before they go
+  Mappings mappings_;                         // of remote heaps; after the devices: closed first
   AddressMap addresses_;                      // of leased heaps
   std::vector<std::unique_ptr<Heap>> heaps_;  // by ordinal
   TrimRequests trims_;
 
   std::thread background_thread_;
 
-  // Held from reading figures until they are sent, so that the daemon never gets older ones after newer ones. Taken
-  // before any other.
+  // Held from reading figures until they are sent, so that the daemon never receives older figures after newer figures.
+  // Acquired before any other lock.
   Mutex reports_mu_ ABSL_ACQUIRED_AFTER(lock_level::kReports)
       ABSL_ACQUIRED_BEFORE(lock_level::kLimits){lock_level::kReports};
-  std::vector<MemoryStats> reported_ ABSL_GUARDED_BY(reports_mu_);  // what the daemon knows, by device
+  std::vector<MemoryStats> reported_ ABSL_GUARDED_BY(reports_mu_);  // the daemon's last figures, by device
 
   mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kClient)
       ABSL_ACQUIRED_BEFORE(lock_level::kStream){lock_level::kClient};
   CondVar changed_;
   std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);
-  std::shared_ptr<SessionStream> connecting_ ABSL_GUARDED_BY(mu_);  // of Connect(), while that waits
+  std::shared_ptr<SessionStream> connecting_ ABSL_GUARDED_BY(mu_);  // of Connect(), while waiting
   bool lost_ ABSL_GUARDED_BY(mu_) = false;                          // link_ has broken
   bool grown_ ABSL_GUARDED_BY(mu_) = false;                         // since the last report
-  bool use_reported_ ABSL_GUARDED_BY(mu_) = false;                  // by the application, since then
-  bool trims_changed_ ABSL_GUARDED_BY(mu_) = false;                 // since the background thread looked
+  bool use_reported_ ABSL_GUARDED_BY(mu_) = false;                  // by the application, since the last report
+  bool trims_changed_ ABSL_GUARDED_BY(mu_) = false;                 // since the background thread's last look
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  bool orphaned_ ABSL_GUARDED_BY(mu_) = false;  // the background thread is to delete this object when nothing is in use
+  bool orphaned_ ABSL_GUARDED_BY(mu_) = false;  // the background thread deletes this object when nothing is in use
   std::deque<v1::Question> questions_ ABSL_GUARDED_BY(mu_);
-  std::vector<Returned> unreturned_ ABSL_GUARDED_BY(mu_);  // while the daemon could not be told
+  std::vector<Returned> unreturned_ ABSL_GUARDED_BY(mu_);  // while the daemon is unreachable
 };
 
 }  // namespace vrambroker::client_internal

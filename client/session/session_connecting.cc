@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SessionClient: how it reaches the daemon, for a new session or for the one that it has.
+// SessionClient: connecting to the daemon, for a new or an existing session.
 #include <algorithm>
 #include <utility>
 
@@ -46,8 +46,8 @@ std::vector<v1::SessionRequest> SessionClient::ResumeMessages(const Link& resume
   *messages[0].mutable_hello() = MakeHello();
   v1::Resume& first = *messages[0].mutable_hello()->mutable_resume();
   first.set_token(resume.resume_token);
-  // The daemon takes back every segment that is not in the list, and may give it to others. So a lease that was under
-  // way must not be used (Adopt() sees to that), and a segment that is being returned is listed until it is closed.
+  // The daemon takes back every segment missing from the list, and may lease it to others. So an unfinished lease must
+  // not be used (Adopt() ensures that), and a segment being returned is listed until closed.
   google::protobuf::RepeatedField<uint64_t>* ids = first.mutable_segment_ids();
   for (size_t device = 0; device < heaps_.size(); ++device) {
     for (const uint64_t id : leased(device).HeldSegments(resume.session)) {
@@ -77,8 +77,8 @@ absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume,
     named_devices_ = *std::move(visible);
   }
   auto link = std::make_shared<Link>();
-  // Filled while this thread waits for it. The welcome is taken on the stream's thread, since a change of a limit may
-  // follow it at once.
+  // Filled while this thread waits for the stream. The stream's thread takes the welcome, since a limit change may
+  // follow immediately.
   v1::Welcome welcome;
   absl::Status taken;
   std::vector<v1::SessionRequest> messages(1);
@@ -120,8 +120,8 @@ absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume,
     return absl::FailedPreconditionError("the daemon has a different version: it does not know Broker.Session");
   }
   if (!welcomed.ok() || !taken.ok()) {
-    // No goodbye for a session that was to be resumed: it would give away what is held. A new one may be open by now.
-    // Abort() can overtake its goodbye, so Close() waits for the answer, but in Open(), which has a timeout to keep.
+    // Say no goodbye for a session to be resumed: a goodbye would give held memory away. A new session may be open by
+    // now. Abort() can overtake a goodbye, so Close() waits for the answer, except in Open(), bound by its own timeout.
     if (resume == nullptr) (void)link->stream->Close(earlier_token.empty() ? absl::ZeroDuration() : kGoodbyeTimeout);
     link->stream->Abort();
     if (welcomed.ok()) return taken;
@@ -142,7 +142,7 @@ absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume,
   return link;
 }
 
-// Of the first session it learns what there is; later ones have to be of the same devices.
+// Learns the devices from the first session's welcome; later sessions must have the same devices.
 absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
   const std::vector<DeviceInfo>& known = devices();
   const bool first = known.empty();
@@ -161,7 +161,7 @@ absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
       }
       if (leases()) leased(grant.device().ordinal()).SetCapacity(grant.device().capacity_bytes());
       SetLimit(grant.device().ordinal(), grant.limit_bytes());
-      // Who asked for it did so over the old stream, or of a daemon that has gone. It is asked for again if need be.
+      // The request for events came over the old stream, or from a daemon now gone; the daemon asks again if needed.
       if (leases()) leased(grant.device().ordinal()).HoldRecording(0);
     }
     TakeDevices(welcome);

@@ -32,7 +32,7 @@ absl::Status WriteToDescriptor(int fd, absl::string_view bytes) {
 
 namespace {
 
-// The file that a link leads to, or `path` itself where there is none yet.
+// Returns the file that a link leads to, or `path` itself when no file exists yet.
 std::string Target(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> target(realpath(path.c_str(), nullptr), &std::free);
   return target != nullptr ? std::string(target.get()) : path;
@@ -58,20 +58,20 @@ absl::Status WriteWholeFile(const std::string& given, absl::string_view bytes) {
   static std::atomic<uint32_t> next{0};
   std::string temporary;
   int opened = -1;
-  do {  // another thread's, or what a process that was killed has left
+  do {  // skips names of other threads, or files left by killed processes
     temporary = absl::StrCat(path, ".", getpid(), ".", next++, ".tmp");
     opened = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   } while (opened < 0 && errno == EEXIST);
   if (opened < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", temporary));
   const UniqueFd file(opened);
-  // The rights of the file that it replaces; the owner only where this user may give files away.
+  // Copies the mode of the replaced file; copies the owner only where this user may give files away.
   struct stat old = {};
   absl::Status status;
   if (stat(path.c_str(), &old) == 0) {
     constexpr auto kSameUser = static_cast<uid_t>(-1);
     const bool is_given =
         fchown(file.get(), old.st_uid, old.st_gid) == 0 || fchown(file.get(), kSameUser, old.st_gid) == 0;
-    // Rights of the old file's group are not for another group.
+    // Permissions of the old file's group must not go to another group.
     if (fchmod(file.get(), old.st_mode & (is_given ? 0777 : 0707)) != 0) status = absl::ErrnoToStatus(errno, "fchmod");
   }
   if (status.ok()) status = WriteToDescriptor(file.get(), bytes);

@@ -13,16 +13,16 @@
 
 namespace vrambroker::client_internal {
 
-// InvalidArgument when `path` is empty, or exists and is no file; errno's code where its folder cannot be written into.
+// InvalidArgument when `path` is empty, or exists and is no file; errno's code when the folder is not writable.
 absl::Status CheckFilePath(const std::string& path);
 
 absl::Status WriteToDescriptor(int fd, absl::string_view bytes);
 
-// Replaces the file in one step: a reader sees the old file or the whole new one. Follows links. Errors name the path.
+// Replaces the file atomically: a reader sees the old file or the whole new file. Follows links. Errors name the path.
 // Several threads may write the same path: the last file stays.
 absl::Status WriteWholeFile(const std::string& path, absl::string_view bytes);
 
-// Heaps by device. JSON for paths that end in .json, else a pickle.
+// Writes heaps by device: JSON for paths ending in .json, else a pickle.
 absl::Status WriteSnapshotFile(absl::Span<const HeapSnapshot> heaps, const std::string& path);
 
 }  // namespace vrambroker::client_internal

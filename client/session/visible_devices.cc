@@ -14,7 +14,7 @@ namespace vrambroker::client_internal {
 absl::StatusOr<std::vector<std::string>> VisibleDevices(const std::shared_ptr<grpc::Channel>& channel,
                                                         absl::Duration timeout) {
   std::vector<std::string> visible;
-  // Elsewhere a process sees all GPUs. CUDA is left alone there: a program may want to fork() before it starts CUDA.
+  // Without these variables a process sees all GPUs. Leave CUDA alone then: a program may fork() before starting CUDA.
   const bool may_hide =
       std::getenv("CUDA_VISIBLE_DEVICES") != nullptr || std::getenv("NVIDIA_VISIBLE_DEVICES") != nullptr;
   if (!may_hide || !HasCudaDriver()) return visible;
