@@ -10,7 +10,7 @@
 
 namespace vrambroker::client_internal {
 
-// Lets calls through to what may go away, until it is closed. Thread-safe.
+// Lets calls through to an object until the gate is closed; the object may then go away. Thread-safe.
 class CallGate {
  public:
   // Runs `call`, which may throw, unless the gate is closed.
@@ -25,13 +25,13 @@ class CallGate {
     call();
   }
 
-  // This thread is in a call that was let through.
+  // True when this thread is inside a call through the gate.
   bool IsInside() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     return std::find(inside_.begin(), inside_.end(), std::this_thread::get_id()) != inside_.end();
   }
 
-  // No call begins any more. Waits for those under way, but for one that it is called from: that one ends by itself.
+  // Lets no further call begin, and waits for running calls, except a call on this thread, left to end by itself.
   void Close() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     closed_ = true;

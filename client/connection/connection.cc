@@ -30,9 +30,9 @@ namespace vrambroker::client_internal {
 namespace {
 
 constexpr absl::string_view kNoDaemon = "no vrambrokerd: ";
-// Threads of a client: the one that reports, and those that end what a thread of gRPC may not.
+// Threads of a client: the reporting thread, and threads for work forbidden on gRPC's threads.
 constexpr int kOwnThreads = 3;
-std::atomic<int> live_channels{0};  // while there is one, gRPC has all that it needs
+std::atomic<int> live_channels{0};  // while above zero, gRPC has all of its threads
 
 std::shared_ptr<grpc::Channel> Counted(std::shared_ptr<grpc::Channel> channel) {
   ++live_channels;
@@ -44,7 +44,7 @@ std::shared_ptr<grpc::Channel> Counted(std::shared_ptr<grpc::Channel> channel) {
 }
 
 struct User {
-  std::string name;  // the number of one without a name
+  std::string name;  // the number of a user without a name
   gid_t group = static_cast<gid_t>(-1);
 };
 
@@ -64,13 +64,13 @@ std::string GroupName(gid_t gid) {
   return known ? std::string(entry.gr_name) : absl::StrCat(gid);
 }
 
-// The claim whose socket `path` is, by its place: SOCKET_DIR/claims/NAME/SOCKET. Empty: none's.
+// Returns the claim of socket `path`, judging by the place: SOCKET_DIR/claims/NAME/SOCKET. Empty: no claim.
 std::string ClaimOf(const std::string& path) {
   const std::filesystem::path dir = std::filesystem::path(path).parent_path();
   return dir.parent_path().filename() == "claims" ? dir.filename().string() : "";
 }
 
-// Whom the socket, or the folder that hides it, lets in, and how to become one of these.
+// Says which users the socket, or the folder hiding it, admits, and how to become such a user.
 absl::Status MayNotConnect(const std::string& path) {
   struct stat info = {};
   std::string barrier = path;
@@ -81,7 +81,7 @@ absl::Status MayNotConnect(const std::string& path) {
     }
     barrier.resize(slash);
   }
-  constexpr uid_t kFirstPerson = 1000;  // users below it are the system's
+  constexpr uid_t kFirstPerson = 1000;  // smaller uids are system users
   const bool is_folder = S_ISDIR(info.st_mode);
   const bool group_may = (info.st_mode & (is_folder ? S_IXGRP : S_IWGRP)) != 0;
   const User user = FindUser(geteuid());
@@ -97,7 +97,7 @@ absl::Status MayNotConnect(const std::string& path) {
     remedy = is_folder ? absl::StrCat("ask ", owner.name, " for a folder of sockets that others may enter")
                        : "let its group in (socket_mode: \"0660\" in the daemon's configuration)";
   } else if (info.st_gid == 0 || (info.st_uid >= kFirstPerson && info.st_gid == owner.group)) {
-    // Root's group, or a person's own: it gives more than the socket.
+    // Root's group, or a personal group: membership gives access to more than the socket.
     remedy =
         "run the daemon with a group for its users, or let everyone in (socket_mode: \"0666\" in the daemon's "
         "configuration)";
@@ -108,10 +108,10 @@ absl::Status MayNotConnect(const std::string& path) {
                                                   " belongs to user ", owner.name, " and group ", group, "; ", remedy));
 }
 
-// The longest sleep in the kernel, which `give_up` cannot end.
+// The longest sleep in the kernel; `give_up` cannot end a sleep.
 constexpr absl::Duration kConnectSlice = absl::Milliseconds(100);
 
-// For connecting, and for each send. Zero would mean: for ever.
+// For connecting, and for each send. Rounded up to 1 ms, since zero would mean no limit.
 void SetSendTimeout(int socket, absl::Duration timeout) {
   const timeval limit = absl::ToTimeval(std::max(timeout, absl::Milliseconds(1)));
   setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
@@ -131,7 +131,7 @@ absl::StatusOr<UniqueFd> ConnectSocket(const std::string& path, int type, absl::
   UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return absl::ErrnoToStatus(errno, "socket failed");
   int error = 0;
-  do {  // it waits for a daemon that is slow to accept
+  do {  // waits while the daemon is slow to accept
     SetSendTimeout(fd.get(), std::min(TimeUntil(deadline), kConnectSlice));
     error = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ? 0 : errno;
   } while ((error == EAGAIN || error == EINTR) && TimeUntil(deadline) > absl::ZeroDuration() &&
@@ -170,7 +170,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectChannel(const std::string&
         absl::StrCat("this process was made by fork() after process ", GrpcUser(),
                      " had connected, and gRPC does not survive that: fork before the first Connect(), or exec"));
   }
-  // Connected here, not by gRPC: the errors of connect(2) tell the user what is wrong.
+  // Connect here rather than in gRPC: the errors of connect(2) tell the user the cause.
   absl::StatusOr<UniqueFd> fd =
       ConnectSocket(absl::StrCat(socket_dir, "/vrambroker.sock"), SOCK_STREAM, timeout, give_up);
   if (!fd.ok()) return fd.status();
@@ -205,7 +205,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
   if (status.error_details().empty() || !details.ParseFromString(status.error_details())) details.Clear();
   details.set_code(static_cast<int>(status.error_code()));
   details.set_message(status.error_message());
-  // gRPC has no words of its own for these errors.
+  // gRPC has no text for these errors.
   if (details.message().empty() && status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
     details.set_message(
         "the daemon does not know this call, since it is of an earlier version (vramctl status shows which): update "

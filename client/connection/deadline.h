@@ -9,13 +9,13 @@
 
 namespace vrambroker::client_internal {
 
-// When a wait ends. By the steady clock: people and NTP set the other one.
+// The end of a wait, by the steady clock: people and NTP set the system clock.
 using Deadline = std::chrono::steady_clock::time_point;
 
-// As good as for ever, and every clock can count it.
+// Practically for ever, yet within the range of every clock.
 inline constexpr absl::Duration kLongestDuration = absl::Hours(24 * 365 * 100);
 
-// What programs mean by a duration that is negative, infinite, or the largest number they have.
+// Maps negative, infinite or maximal durations to their intended meaning.
 inline absl::Duration ClampDuration(absl::Duration duration) {
   return std::clamp(duration, absl::ZeroDuration(), kLongestDuration);
 }
@@ -24,7 +24,7 @@ inline Deadline DeadlineAfter(absl::Duration timeout) {
   return std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(ClampDuration(timeout));
 }
 
-// Zero when it has passed.
+// Zero after the deadline.
 inline absl::Duration TimeUntil(Deadline deadline) {
   return ClampDuration(absl::FromChrono(deadline - std::chrono::steady_clock::now()));
 }

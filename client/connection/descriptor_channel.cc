@@ -18,15 +18,15 @@
 namespace vrambroker::client_internal {
 namespace {
 
-// An answer with an error has texts and an OutOfMemory, of a few KiB.
+// An error answer carries texts and an OutOfMemory: a few KiB.
 constexpr size_t kMaxAnswerBytes = 32 << 10;
-// The number of a status code, before a text. No CallResult without a call_id begins with such a byte.
+// A refusal is the number of a status code, then a text. No CallResult without a call_id begins with such a byte.
 constexpr unsigned char kMaxStatusCode = 16;
 
 absl::Status Refusal(const std::string& answer) {
   const absl::string_view reason = absl::string_view(answer).substr(1);
-  // The daemon that issued the ticket is gone, or has ended the session: its memory is lost to this lease, as it is
-  // when the call that asks for it finds no daemon.
+  // The daemon that issued the ticket is gone, or has ended the session: the lease has lost its memory, as when the
+  // call for it finds no daemon.
   if (static_cast<absl::StatusCode>(answer[0]) == absl::StatusCode::kNotFound) {
     return absl::UnavailableError(
         absl::StrCat("the daemon has restarted, or has ended the session, since it leased the "
@@ -54,7 +54,7 @@ std::vector<UniqueFd> DescriptorsIn(msghdr& message) {
   return descriptors;
 }
 
-// What has arrived, or nullopt: nothing, so far. Unavailable: nothing will.
+// Returns the packet received, or nullopt: nothing so far. Unavailable: nothing will arrive.
 absl::StatusOr<std::optional<DescriptorChannel::Packet>> ReceiveNow(int socket) {
   std::array<char, kMaxAnswerBytes> bytes;
   iovec data = {.iov_base = bytes.data(), .iov_len = bytes.size()};
@@ -66,14 +66,14 @@ absl::StatusOr<std::optional<DescriptorChannel::Packet>> ReceiveNow(int socket) 
   const auto receive = [&] {
     ssize_t size = 0;
     do {
-      message.msg_controllen = control.size();  // the kernel has changed it
+      message.msg_controllen = control.size();  // changed by the kernel
       size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     } while (size < 0 && errno == EINTR);
     return size;
   };
   ssize_t size = receive();
-  // The kernel looks for packets, then for the end of the connection. A packet may come between the two. After the end
-  // none comes, so a second look finds what there is.
+  // The kernel looks for packets, then for the end of the connection. A packet may arrive between these checks; none
+  // arrives after the end, so a second look finds the last packet.
   if (size == 0 || (size < 0 && errno != EAGAIN)) size = receive();
   if (size < 0 && errno == EAGAIN) return std::nullopt;
   if (size <= 0) return Closed();
@@ -88,7 +88,8 @@ absl::StatusOr<DescriptorChannel::Packet> SendAndReceive(int socket, absl::strin
     if (errno != EINTR) return absl::UnavailableError(absl::StrCat("descriptor socket: ", std::strerror(errno)));
   }
   for (bool is_last = false;; is_last = TimeUntil(deadline) <= absl::ZeroDuration()) {
-    // From here on the daemon's sends fail, so it knows that nobody waits. What it has sent before can still be read.
+    // From now on the daemon's sends fail, telling the daemon that the client has stopped waiting. Packets sent before
+    // can still be read.
     if (is_last) shutdown(socket, SHUT_RD);
     absl::StatusOr<std::optional<DescriptorChannel::Packet>> answer = ReceiveNow(socket);
     if (answer.ok() && answer->has_value()) {
@@ -97,7 +98,7 @@ absl::StatusOr<DescriptorChannel::Packet> SendAndReceive(int socket, absl::strin
     }
     if (is_last) return absl::DeadlineExceededError("");
     if (!answer.ok()) return answer.status();
-    // Not a receive with a timeout, which every signal would start anew.
+    // Not a receive with a timeout: every signal would restart the timeout.
     pollfd readable = {.fd = socket, .events = POLLIN, .revents = 0};
     (void)poll(&readable, 1,
                static_cast<int>(absl::ToInt64Milliseconds(std::min(TimeUntil(deadline), absl::Hours(1)))) + 1);
@@ -125,7 +126,7 @@ absl::StatusOr<DescriptorChannel::Answer> DescriptorChannel::Call(const v1::Segm
   absl::StatusOr<Packet> packet = Exchange(call.SerializeAsString(), timeout);
   if (!packet.ok()) return packet.status();
   if (static_cast<unsigned char>(packet->bytes[0]) <= kMaxStatusCode) {
-    return absl::UnavailableError(Refusal(packet->bytes).message());  // it does not take such calls
+    return absl::UnavailableError(Refusal(packet->bytes).message());  // the daemon does not accept such calls
   }
   Answer answer{.result = {}, .descriptors = std::move(packet->descriptors)};
   if (!answer.result.ParseFromString(packet->bytes)) {
@@ -148,8 +149,8 @@ absl::StatusOr<DescriptorChannel::Packet> DescriptorChannel::Exchange(absl::stri
   absl::StatusOr<Packet> answer = absl::UnavailableError("not connected");
   if (socket.valid()) answer = ExchangeOver(socket, packet, deadline);
   if (absl::IsUnavailable(answer.status())) {
-    // The daemon closes connections that were silent for a while, and may have been restarted. It has not looked at the
-    // packet, or has taken back what it leased.
+    // The daemon closes idle connections, and may have restarted. Either the daemon has not read the packet, or it has
+    // taken back the lease.
     absl::StatusOr<UniqueFd> fresh = ConnectSocket(path_, SOCK_SEQPACKET, TimeUntil(deadline), [this] {
       MutexLock lock(mu_);
       return stopped_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ForkCheck: whether this process is still the one that something was made in.
+// ForkCheck: tells whether this process has been forked since an object was made.
 #ifndef VRAMBROKER_CLIENT_CONNECTION_FORK_CHECK_H_
 #define VRAMBROKER_CLIENT_CONNECTION_FORK_CHECK_H_
 
@@ -8,14 +8,14 @@
 
 namespace vrambroker::client_internal {
 
-// A child made by fork() must not touch gRPC, whose threads are not there, locks that another thread may have held, or
-// memory that its parent hands out, too. Thread-safe; asking costs one load.
+// A child made by fork() must not touch gRPC, whose threads are missing; locks possibly held by another thread; or
+// memory also handed out by its parent. Thread-safe; a check costs one load.
 class ForkCheck {
  public:
   ForkCheck();
 
   bool IsForked() const { return count.load(std::memory_order_relaxed) != forks_; }
-  // Of this process and its ancestors, when this object was made.
+  // Number of forks leading to this process when this object was made.
   int forks() const { return forks_; }
 
  private:

@@ -12,7 +12,7 @@ namespace {
 std::atomic<pid_t> grpc_user{0};
 std::atomic<bool> forked_from_grpc{false};
 
-// Not at the first use: fork() in another thread might find that half done.
+// Registered at load, not at first use: fork() in another thread might find the first use half done.
 [[gnu::constructor]] void WatchForks() {
   pthread_atfork(nullptr, nullptr, [] { forked_from_grpc = grpc_user != 0; });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// gRPC does not survive fork(): who uses it, in a line of forks, is the only one that may.
+// gRPC does not survive fork(): in a line of forks, only a single process may use gRPC.
 #ifndef VRAMBROKER_CLIENT_CONNECTION_GRPC_USE_H_
 #define VRAMBROKER_CLIENT_CONNECTION_GRPC_USE_H_
 
@@ -8,13 +8,13 @@
 
 namespace vrambroker::client_internal {
 
-// Before the first object of gRPC is made. Not earlier: children of a process that found no daemon may connect.
+// Call before making the first gRPC object. Not earlier: children of a process without a daemon may still connect.
 void UseGrpc();
 
-// The process that did, this one or one that it comes from; 0 for none.
+// The process that called UseGrpc(): this process or an ancestor; 0: no call.
 pid_t GrpcUser();
 
-// This process was made by fork() after that.
+// True when this process was forked after UseGrpc().
 bool IsForkedFromGrpc();
 
 }  // namespace vrambroker::client_internal

@@ -13,7 +13,7 @@ Link::~Link() {
 
 absl::StatusOr<void*> Link::Opened(const Device& device, int ordinal, absl::StatusOr<void*> base) {
   if (device.properties().kind != DeviceKind::kCuda) return base;
-  // Once one was opened, the user is not what keeps others from it.
+  // After one successful open, the user id cannot be the cause of later failures.
   if (base.ok()) has_opened = true;
   if (base.ok() || has_opened || !users.has_value()) return base;
   if (!told_cannot_open.exchange(true)) {

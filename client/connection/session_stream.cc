@@ -13,9 +13,9 @@
 namespace vrambroker::client_internal {
 namespace {
 
-// How often a call that waits asks whether it still has to.
+// Period for polling `give_up` in a waiting call.
 constexpr std::chrono::milliseconds kGiveUpPeriod(10);
-// How long a call that was given up waits for the daemon to say so: it may have been granted at that moment.
+// Wait for the daemon's answer to a cancelled call: the daemon may be granting the call at that moment.
 constexpr std::chrono::milliseconds kGaveUpPatience(500);
 constexpr int kMaxBlocksInFree = 1024;  // the protocol's limit
 constexpr size_t kEnoughQueued = 4;     // messages
@@ -24,7 +24,7 @@ absl::Status ClosingError() {
   return absl::UnavailableError("the client is being closed");
 }
 
-thread_local bool in_reaction = false;  // this thread is gRPC's
+thread_local bool in_reaction = false;  // this thread belongs to gRPC
 
 class Reaction {
  public:
@@ -41,7 +41,7 @@ std::shared_ptr<SessionStream> SessionStream::Start(std::shared_ptr<grpc::Channe
   std::shared_ptr<SessionStream> stream(new SessionStream(std::move(channel), std::move(handlers)), &Destroy);
   stream->self_ = stream;
   stream->stub_->async()->Session(&stream->context_, stream.get());
-  // Send() starts writes from other threads than gRPC's: the hold keeps the call from being done in between.
+  // Send() starts writes from threads outside gRPC: the hold keeps the call from ending in between.
   stream->AddHold();
   for (v1::SessionRequest& message : messages) stream->Send(std::move(message));
   stream->StartRead(&stream->response_);
@@ -56,7 +56,7 @@ void SessionStream::Destroy(const SessionStream* stream) {
   }
   try {
     std::thread([stream] { delete stream; }).detach();
-    // No thread to be had: it stays.
+    // Without a thread for the deletion, leak the stream.
   } catch (const std::system_error&) {  // NOLINT(bugprone-empty-catch)
   }
 }
@@ -106,7 +106,7 @@ absl::StatusOr<v1::CallResult> SessionStream::Call(
     if (waiter.answered.WaitUntil(mu_, gave_up ? deadline : std::min(deadline, next_look))) continue;
     if (std::chrono::steady_clock::now() >= deadline) break;
     if (gave_up || !writable_ || waiting_stopped_ || !give_up()) continue;
-    gave_up = true;  // the answer comes soon now, unless the daemon hangs
+    gave_up = true;  // the answer comes soon, unless the daemon hangs
     deadline = std::min(deadline, std::chrono::steady_clock::now() + kGaveUpPatience);
     v1::SessionRequest cancel;
     cancel.mutable_cancel()->set_call_id(call_id);
@@ -122,7 +122,7 @@ absl::StatusOr<v1::CallResult> SessionStream::Call(
     return absl::DeadlineExceededError(
         absl::StrCat("the daemon did not answer within ", absl::FormatDuration(timeout)));
   }
-  // The stream has broken; OnDone says why in a moment.
+  // The stream has broken; OnDone sets the reason in a moment.
   while (status_.ok() && !waiting_stopped_ && changed_.WaitUntil(mu_, deadline)) {
   }
   return status_.ok() ? absl::UnavailableError("the daemon went away") : status_;
@@ -216,7 +216,7 @@ void SessionStream::FreeLater(uint64_t block_id) {
 
 void SessionStream::QueueFree(uint64_t block_id) {
   if (!writable_) return;
-  // The first message of the queue may be under way; a later one may still grow.
+  // The first queued message may be in transit; later messages may still grow.
   if (outgoing_.size() > 1 && outgoing_.back().has_free() && frees_.contains(outgoing_.back().free().call_id()) &&
       outgoing_.back().free().request().block_ids_size() < kMaxBlocksInFree) {
     outgoing_.back().mutable_free()->mutable_request()->add_block_ids(block_id);
@@ -247,7 +247,7 @@ void SessionStream::HandleResult(const v1::CallResult& result) {
     it->second->result = result;
     it->second->answered.NotifyOne();
   } else if (result.has_allocated()) {
-    QueueFree(result.allocated().block_id());  // its caller has given up, nobody else knows the block
+    QueueFree(result.allocated().block_id());  // the caller has given up, so no caller knows the block
   } else if (const auto late = late_leases_.find(result.call_id()); late != late_leases_.end()) {
     if (result.has_leased()) QueueReturn(late->second, result.leased());
     late_leases_.erase(late);
@@ -278,7 +278,7 @@ void SessionStream::OnWriteDone(bool ok) {
 }
 
 void SessionStream::OnReadDone(bool ok) {
-  if (!ok) {  // the end of the stream: let OnDone come
+  if (!ok) {  // end of the stream: let OnDone run
     EndOfStream();
     RemoveHold();
     return;
@@ -295,7 +295,7 @@ void SessionStream::Receive(const v1::SessionResponse& response) {
     case v1::SessionResponse::kWelcome: {
       {
         MutexLock lock(mu_);
-        if (welcomed_) break;  // what the handler fills is gone
+        if (welcomed_) break;  // the objects filled by the handler are gone
       }
       handlers_.welcomed(response.welcome());
       MutexLock lock(mu_);
@@ -324,7 +324,7 @@ void SessionStream::Receive(const v1::SessionResponse& response) {
     case v1::SessionResponse::kQuestion:
       handlers_.question(response.question());
       break;
-    case v1::SessionResponse::kDraining: {  // calls go on until the daemon stops; then the stream breaks
+    case v1::SessionResponse::kDraining: {  // calls continue until the daemon stops; then the stream breaks
       MutexLock lock(mu_);
       why_draining_ = response.draining().reason();
       break;
@@ -355,12 +355,12 @@ void SessionStream::OnDone(const grpc::Status& grpc_status) {
     if (!tell && closers_ > 0) released_ = std::move(self);
     changed_.NotifyAll();  // a closer may destroy this object as soon as the lock is released
   }
-  // Last: who is told may let go of everything that waits for the call to be done.
+  // Last: the handler may release everything that waits for the end of the call.
   if (tell) gate_.Run([&] { handlers_.lost(lost); });
 }
 
 absl::Status SessionStream::Close(absl::Duration timeout) {
-  std::shared_ptr<SessionStream> released;  // goes without the lock
+  std::shared_ptr<SessionStream> released;  // destroyed without the lock
   MutexLock lock(mu_);
   if (!std::exchange(closing_, true) && writable_) {
     outgoing_.emplace_back().mutable_goodbye();

@@ -24,66 +24,66 @@
 
 namespace vrambroker::client_internal {
 
-// The client's end of the Broker.Session call. The callback API notices a dead daemon at once; a synchronous call
-// would only when it is made. It lives until gRPC is done with the call, even if nobody else holds it.
+// The client's end of the Broker.Session call. The callback API notices a dead daemon at once; a synchronous API would
+// notice only during a call. Lives until gRPC is done with the call, even without other owners.
 class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::SessionResponse> {
  public:
   struct Handlers {
-    std::function<void(const v1::Welcome&)> welcomed;  // before all others
+    std::function<void(const v1::Welcome&)> welcomed;  // before all other handlers
     std::function<void(const v1::CloseSegments&)> close_segments;
     std::function<void(const v1::LimitChanged&)> limit_changed;
     std::function<void(const v1::Question&)> question;
     std::function<void(const absl::Status&)> lost;  // once, unless Close() was called first
   };
 
-  // Sends `messages`, the first of which is the hello. Handlers run on gRPC's threads, until Abort(): what they refer
-  // to lives for so long.
+  // Sends `messages`, beginning with the hello. Handlers run on gRPC's threads until Abort(); their captures must live
+  // as long.
   static std::shared_ptr<SessionStream> Start(std::shared_ptr<grpc::Channel> channel,
                                               std::vector<v1::SessionRequest> messages, Handlers handlers);
 
-  // For calls over the same connection.
+  // For calls over this connection.
   v1::Broker::Stub& stub() { return *stub_; }
   v1::Admin::Stub& admin() { return *admin_; }
 
-  // OK when the daemon has answered the hello and `welcomed` has run; else why not.
+  // OK when the daemon has answered the hello and `welcomed` has run; else the reason.
   absl::Status WaitForWelcome(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Waits while many messages are queued already; for a sender that nobody else holds back.
+  // Waits while many messages are queued; for senders without other flow control.
   void WaitForRoom() ABSL_LOCKS_EXCLUDED(mu_);
-  // Messages after the end of the stream are dropped.
+  // Drops messages after the end of the stream.
   void Send(v1::SessionRequest request) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Allocates or frees over the stream, and waits for the answer. DeadlineExceeded after `timeout`; a block that is
-  // handed out later is given back. `give_up` as in Lease().
+  // Allocate or free over the stream, and wait for the answer. DeadlineExceeded after `timeout`; a block granted later
+  // is freed. `give_up` as in Lease().
   absl::StatusOr<v1::AllocateResponse> Allocate(const v1::AllocateRequest& request, absl::Duration timeout,
                                                 const std::function<bool()>& give_up = nullptr);
   absl::Status Free(uint64_t block_id, absl::Duration timeout);
 
-  // The same for segments. Those that are leased after the timeout are given back. While a request waits in the daemon
-  // (beyond the timeout), `give_up` is called now and then: true ends the waiting, with Cancelled, soon even if the
-  // daemon does not answer. It must not call this object.
+  // Lease or return segments. Segments leased after the timeout are returned. While a request waits in the daemon
+  // (beyond the timeout), polls `give_up`: true ends the wait with Cancelled, soon even when the daemon does not
+  // answer. `give_up` must not call this object.
   absl::StatusOr<v1::LeaseSegmentsResponse> Lease(const v1::LeaseSegmentsRequest& request, absl::Duration timeout,
                                                   const std::function<bool()>& give_up = nullptr);
   absl::Status Return(const v1::ReturnSegmentsRequest& request, absl::Duration timeout);
-  // The error for a request that a refused lease has left without memory.
+  // The error for a request left without memory by a refused lease.
   absl::Status Explain(const v1::ExplainRequest& request, absl::Duration timeout);
 
-  // Frees without waiting; several frees may travel in one message. Never blocks. What is allocated or freed over the
-  // stream afterwards comes after it.
+  // Frees without waiting; several frees may share a message. Never blocks. Later allocations and frees over the stream
+  // come after these frees.
   void FreeLater(uint64_t block_id) ABSL_LOCKS_EXCLUDED(mu_);
-  // Waits until the daemon has done all that was asked for by FreeLater().
+  // Waits until the daemon has done every FreeLater().
   void WaitForFrees(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Nobody waits for anything but Close() any more: what waits now ends with Unavailable, what comes later is asked for
-  // without waiting for the answer.
+  // Stops all waits except in Close(): current waits end with Unavailable, later requests are sent without waiting for
+  // the answer.
   void StopWaiting() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Breaks the stream without a goodbye: the session, if there is one, stays what it was. No handler runs when it has
-  // returned, but for one that it is called from.
+  // Breaks the stream without a goodbye: a session stays as it is. After Abort() returns no handler runs, except a
+  // handler that called Abort().
   void Abort() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Says goodbye, and waits for the daemon to end the stream. DeadlineExceeded: it has not so far; call this again, or
-  // Abort(). Unavailable: the stream has broken; the daemon may not have got the goodbye.
+  // Says goodbye, and waits for the daemon to end the stream. DeadlineExceeded: no answer so far; call Close() again,
+  // or Abort(). Unavailable: the stream has broken; the daemon may have missed the goodbye.
   absl::Status Close(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
   // OK while the session lives.
@@ -99,19 +99,18 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
         stub_(v1::Broker::NewStub(channel_)),
         admin_(v1::Admin::NewStub(channel_)),
         handlers_(std::move(handlers)) {}
-  // On a thread that is not gRPC's: with the last channel of the process go the threads that its callbacks run on, and
-  // releasing them waits for their end.
+  // Deletes outside gRPC's threads: the last channel of the process owns the threads for callbacks, and releasing the
+  // channel waits for these threads.
   static void Destroy(const SessionStream* stream);
 
-  // The caller of a call that is under way; lives on its stack.
+  // The caller of a pending call; lives on the caller's stack.
   struct Waiter {
     CondVar answered;
     std::optional<v1::CallResult> result;
   };
 
-  // Sends `request`, which make_request(call_id) returns, and waits for the result.
-  // What it leases on `lease_device` after the timeout is given back. `after_end`: also when the session has been
-  // ended.
+  // Sends the request returned by make_request(call_id), and waits for the result. Returns segments leased on
+  // `lease_device` after the timeout. `after_end`: call even after the session has ended.
   absl::StatusOr<v1::CallResult> Call(const std::function<v1::SessionRequest(uint64_t call_id)>& make_request,
                                       absl::Duration timeout, std::optional<uint32_t> lease_device = std::nullopt,
                                       bool after_end = false, const std::function<bool()>& give_up = nullptr)
@@ -121,10 +120,10 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   void QueueReturn(uint32_t device, const v1::LeaseSegmentsResponse& leased) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndOfStream() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Waits until `condition` or the end of the timeout; returns the condition.
+  // Waits for `condition` or the timeout; returns the condition.
   bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // Under the gate.
+  // Runs inside the gate.
   void Receive(const v1::SessionResponse& response);
 
   const std::shared_ptr<grpc::Channel> channel_;
@@ -134,7 +133,7 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   CallGate gate_;  // to the handlers
   grpc::ClientContext context_;
   v1::SessionResponse response_;
-  std::shared_ptr<SessionStream> self_;  // until gRPC is done with it
+  std::shared_ptr<SessionStream> self_;  // until gRPC is done with this object
 
   mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kStream)
       ABSL_ACQUIRED_BEFORE(lock_level::kSession){lock_level::kStream};
@@ -146,15 +145,16 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   bool waiting_stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
   int closers_ ABSL_GUARDED_BY(mu_) = 0;                          // threads in Close()
-  std::shared_ptr<SessionStream> released_ ABSL_GUARDED_BY(mu_);  // self_, when gRPC is done: for one of them
-  bool ended_well_ ABSL_GUARDED_BY(mu_) = false;                  // by the daemon
+  std::shared_ptr<SessionStream> released_ ABSL_GUARDED_BY(mu_);  // self_ after gRPC is done: for a closer
+  bool ended_well_ ABSL_GUARDED_BY(mu_) = false;                  // ended by the daemon
   bool welcomed_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t next_call_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<uint64_t, Waiter*> waiters_ ABSL_GUARDED_BY(mu_);       // by call id
   absl::flat_hash_set<uint64_t> frees_ ABSL_GUARDED_BY(mu_);                  // call ids of unanswered FreeLater()s
-  absl::flat_hash_map<uint64_t, uint32_t> late_leases_ ABSL_GUARDED_BY(mu_);  // call ids nobody waits for: device
+  absl::flat_hash_map<uint64_t, uint32_t> late_leases_ ABSL_GUARDED_BY(mu_);  // device, by id of a call without a
+                                                                              // waiter
   absl::Status status_ ABSL_GUARDED_BY(mu_);
-  std::string why_draining_ ABSL_GUARDED_BY(mu_);  // the daemon's reason to stop, if it has told one
+  std::string why_draining_ ABSL_GUARDED_BY(mu_);  // the daemon's reason to stop, if given
 };
 
 }  // namespace vrambroker::client_internal

@@ -355,7 +355,7 @@ absl::Status SessionClient::SetRecording(size_t max_events) {
 }
 
 void SessionClient::Record(size_t device, size_t max_events) {
-  // Exact times cost more than the default, so they need a request for more events.
+  // Exact times cost more than the default: record them only for requests for more events.
   leased(device).SetRecording(max_events, /*exact_times=*/max_events > link()->record_events);
 }
 

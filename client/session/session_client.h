@@ -48,7 +48,7 @@ inline constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(2);
 class SessionClient final : public HeapHost {
  public:
   static absl::StatusOr<std::unique_ptr<SessionClient>> Open(const ClientOptions& options);
-  // Ends the session when nothing uses it any more: now, or on its own thread, also when the daemon does not answer.
+  // Ends the session when nothing uses it any more: now, or on a separate thread, also when the daemon is silent.
   // After End() returns, no callback of this session runs.
   static void End(std::unique_ptr<SessionClient> session);
   ~SessionClient() override;
@@ -118,8 +118,8 @@ class SessionClient final : public HeapHost {
   void ReturnAgain() ABSL_LOCKS_EXCLUDED(mu_);
   bool ReturnWithin(absl::Duration timeout, int device, uint64_t session, const std::vector<uint64_t>& segments)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Makes a call over the descriptor socket. nullopt: make the call over the stream instead, whose error explains a
-  // failure.
+  // Makes a call over the descriptor socket. nullopt: make the call over the stream instead; the stream's
+  // status explains failures.
   std::optional<absl::StatusOr<DescriptorChannel::Answer>> CallDirectly(const Link& link, v1::SegmentCall call,
                                                                         absl::Duration timeout);
   absl::Status Return(Link& link, const v1::ReturnSegmentsRequest& request, absl::Duration timeout);
