@@ -10,7 +10,7 @@
 namespace vrambroker::client_internal {
 namespace {
 
-// A word of a pointer and a small number above it.
+// Words with a pointer and a small number above the pointer.
 constexpr int kPointerBits = 48;
 constexpr uint64_t kPointerMask = (uint64_t{1} << kPointerBits) - 1;
 constexpr uint64_t kMostGranuleBytes = AddressMap::kUnitBytes << (64 - kPointerBits);
@@ -22,7 +22,7 @@ uint64_t NumberIn(uint64_t word) {
   return word >> kPointerBits;
 }
 void* PointerIn(uint64_t word) {
-  return reinterpret_cast<void*>(word & kPointerMask);  // NOLINT(performance-no-int-to-ptr): it was one
+  return reinterpret_cast<void*>(word & kPointerMask);  // word was made from a pointer
 }
 
 }  // namespace
@@ -120,7 +120,7 @@ AddressMap::Entry AddressMap::Take(void* address) {
   if (place.slot == nullptr) return {};
   uint64_t word = place.slot->load(std::memory_order_acquire);
   if (word == 0 || NumberIn(word) != place.unit) return {};
-  // Failed: another call has taken it.
+  // Failed: another call has taken the value.
   if (!place.slot->compare_exchange_strong(word, 0, std::memory_order_acq_rel, std::memory_order_relaxed)) return {};
   return {.owner = place.range->owner, .value = PointerIn(word)};
 }

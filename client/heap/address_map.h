@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AddressMap: what a plain pointer belongs to. For freeing by address.
+// AddressMap: finds the owner of a plain pointer, for freeing by address.
 //
-// A table by pages of 2 MiB, in two levels since the address space is large and mostly empty. A page says which
-// registered ranges it has a part of, two at most: one that covers its start, and one that begins inside it and goes on
-// beyond its end. A range has a slot for each granule, in which at most one block starts.
+// A table of 2 MiB pages, in two levels since the address space is large and mostly empty. A page names the registered
+// ranges overlapping the page, two at most: a range covering the page's start, and a range beginning inside the page
+// and ending beyond it. A range has a slot per granule; at most one block starts in a granule.
 #ifndef VRAMBROKER_CLIENT_HEAP_ADDRESS_MAP_H_
 #define VRAMBROKER_CLIENT_HEAP_ADDRESS_MAP_H_
 
@@ -18,17 +18,17 @@
 
 namespace vrambroker::client_internal {
 
-// Thread-safe: any calls at a time, but one. While a range is removed, no other call may concern an address inside it,
-// whether a block starts there or not; with addresses elsewhere all goes on. Put(), Find() and Take() take no lock and
-// never wait. Where there is no value they answer so, whatever the pointer: wild, stale, to the inside of a block.
+// Thread-safe for any concurrent calls, with one exception: while a range is removed, no other call may concern an
+// address inside the range, whether a block starts there or not; calls for other addresses may go on. Put(), Find() and
+// Take() take no lock and never wait. Pointers without a value yield an empty entry: wild, stale, or inside a block.
 class AddressMap {
  public:
-  static constexpr uint64_t kUnitBytes = 512;         // ranges, granules and blocks are multiples of this
-  static constexpr uint64_t kPageBytes = 2ull << 20;  // the least size of a range
+  static constexpr uint64_t kUnitBytes = 512;         // ranges, granules and blocks are multiples
+  static constexpr uint64_t kPageBytes = 2ull << 20;  // the minimum size of a range
 
   struct Entry {
     void* owner = nullptr;  // of the range
-    void* value = nullptr;  // nullptr: nothing was found
+    void* value = nullptr;  // nullptr: not found
   };
 
   AddressMap() = default;
@@ -36,18 +36,17 @@ class AddressMap {
   AddressMap(const AddressMap&) = delete;
   AddressMap& operator=(const AddressMap&) = delete;
 
-  // From now on [base, base + bytes) belongs to `owner`, and has no values yet. `granule`: a power of two of 512 bytes
-  // to 32 MiB. False, and nothing changes, for sizes or an address that the map cannot hold and for a range that
-  // overlaps another.
+  // From now on [base, base + bytes) belongs to `owner`, without values yet. `granule`: a power of two from 512 bytes
+  // to 32 MiB. False, without effect, for sizes or addresses outside the map's bounds and for overlapping ranges.
   bool AddRange(void* base, uint64_t bytes, uint64_t granule, void* owner) ABSL_LOCKS_EXCLUDED(mu_);
-  // Forgets the range that begins at `base`, and all its values. False: there is none.
+  // Forgets the range beginning at `base`, and all of its values. False: no such range.
   bool RemoveRange(void* base) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Gives `address` a value, a pointer, in place of what its granule held. False, and nothing changes, when the address
-  // is in no range or no multiple of 512 bytes, and for nullptr.
+  // Sets the value, a pointer, of `address`, replacing any value of the granule. False, without effect, when the
+  // address is in no range or not a multiple of 512 bytes, and for nullptr.
   bool Put(void* address, void* value);
   Entry Find(const void* address) const;
-  // The same, and the value is gone: of several calls with one address, one gets it.
+  // Like Find(), but removes the value: of concurrent calls with the same address, a single call gets the value.
   Entry Take(void* address);
 
  private:
@@ -61,17 +60,18 @@ class AddressMap {
     uint64_t bytes = 0;
     int granule_bits = 0;
     void* owner = nullptr;
-    // Each a value, and above it where in the granule it is, in units; 0: none.
+    // Each a value, and above the value its position in the granule, in units; 0: none.
     std::unique_ptr<std::atomic<uint64_t>[]> slots;
   };
-  // Words of a pointer to a Range and, above it, where in the page its part ends or begins, in units. A range is
-  // therefore looked at for its own addresses only, which is why it can be removed while others are looked up.
+  // Words with a pointer to a Range and, above the pointer, where in the page the range's part ends or begins, in
+  // units. So lookups read a range only for the range's own addresses, and a range can be removed during lookups of
+  // others.
   struct Page {
     std::atomic<uint64_t> covers_start{0};   // with the end
     std::atomic<uint64_t> begins_inside{0};  // with the beginning
   };
   using Leaf = std::array<Page, size_t{1} << kLeafBits>;
-  // Where the value of an address is, if anywhere.
+  // The place of an address's value, if any.
   struct Place {
     const Range* range = nullptr;
     std::atomic<uint64_t>* slot = nullptr;
@@ -81,7 +81,7 @@ class AddressMap {
   Place PlaceOf(const void* address) const;
   void SetPages(const Range& range, bool present) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  std::array<std::atomic<Leaf*>, size_t{1} << kRootBits> root_{};  // leaves are made when first needed, and stay
+  std::array<std::atomic<Leaf*>, size_t{1} << kRootBits> root_{};  // leaves are made on demand, and stay
   Mutex mu_;
   std::map<uintptr_t, std::unique_ptr<Range>> ranges_ ABSL_GUARDED_BY(mu_);  // by base
 };

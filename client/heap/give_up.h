@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether the caller of a request that waits for memory still wants it.
+// Whether the caller of a request waiting for memory still wants the memory.
 #ifndef VRAMBROKER_CLIENT_HEAP_GIVE_UP_H_
 #define VRAMBROKER_CLIENT_HEAP_GIVE_UP_H_
 
@@ -10,7 +10,7 @@
 
 namespace vrambroker::client_internal {
 
-// While one lives, requests of this thread wait for memory only as long as `*flag` is 0; another thread may set it.
+// During a scope, requests of this thread wait for memory only while `*flag` is 0; another thread may set the flag.
 class GiveUpScope {
  public:
   explicit GiveUpScope(const int* flag) : before_(std::exchange(current, flag)) {}
@@ -18,9 +18,9 @@ class GiveUpScope {
   GiveUpScope(const GiveUpScope&) = delete;
   GiveUpScope& operator=(const GiveUpScope&) = delete;
 
-  // A request of this thread may be given up.
+  // True when requests of this thread may be given up.
   static bool IsActive() { return current != nullptr; }
-  // It is.
+  // True when requests of this thread have been given up.
   static bool GaveUp() { return current != nullptr && __atomic_load_n(current, __ATOMIC_RELAXED) != 0; }
   static absl::Status Error() {
     return absl::CancelledError("there is no memory now, and the caller does not wait for it, or no longer");

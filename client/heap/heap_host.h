@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HeapHost: what a heap needs of the session that it belongs to.
+// HeapHost: everything a heap needs from its session.
 #ifndef VRAMBROKER_CLIENT_HEAP_HEAP_HOST_H_
 #define VRAMBROKER_CLIENT_HEAP_HEAP_HOST_H_
 
@@ -46,36 +46,36 @@ class HeapHost {
   virtual std::shared_ptr<Link> link() const = 0;
   // OK when calls can be made.
   virtual absl::Status CheckUsable() const = 0;
-  // Segments came or went: the daemon learns of it soon, not only at the next report.
+  // Called when segments come or go: tells the daemon soon, rather than at the next report.
   virtual void Grown() = 0;
-  // Sends the device's figures if they have changed, or `always`: of a leased heap. False: they had not.
+  // Sends a leased heap's figures if changed, or `always`. False: nothing had changed.
   virtual bool ReportStatsOf(size_t device, bool always = false) = 0;
-  // The device of this process that is the daemon's `ordinal`.
+  // Device of this process for the daemon's `ordinal`.
   virtual absl::StatusOr<Device*> DeviceFor(int ordinal) = 0;
-  // Calls `record`, which notes that something leased over `link` is held. False, and it is not, when the connection
-  // has broken: the session may be resumed at this moment, without it, and somebody else may get it.
+  // Calls `record` to note memory leased over `link` as held. False, without the call, when the connection has broken:
+  // the session may be resumed at this moment without the memory, and another session may get the memory.
   virtual bool Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) = 0;
   struct LeaseAnswer {
     v1::LeaseSegmentsResponse leased;
-    std::vector<UniqueFd> descriptors;  // that came with it
+    std::vector<UniqueFd> descriptors;  // received with the lease
   };
   // Leases segments for the session of `link`. `give_up`: see SessionStream::Lease().
   virtual absl::StatusOr<LeaseAnswer> Lease(Link& link, const v1::LeaseSegmentsRequest& request,
                                             const std::function<bool()>& give_up) = 0;
-  // What opens a segment here.
+  // Fetches the handle for opening a segment here.
   virtual absl::StatusOr<SegmentHandle> FetchHandle(const v1::SegmentHandle& handle) = 0;
-  // Gives segments of session number `session` back, which are closed here. False when the daemon does not have them:
-  // it is gone, or will have them when it is reached again.
+  // Returns segments, closed here already, of session number `session`. False when the daemon does not have them back:
+  // the daemon is gone, or gets them after a reconnect.
   virtual bool ReturnSegments(int device, uint64_t session, const std::vector<uint64_t>& segments) = 0;
-  // The daemon has bytes of a whole segment back.
+  // Notes that the daemon has bytes of a whole segment back.
   virtual void WholeReturned(int device, uint64_t bytes) = 0;
-  // How long a call waits that gives something back.
+  // Timeout for calls returning memory.
   virtual absl::Duration Patience() const = 0;
-  // What came of such a call.
+  // Notes the result of such a call.
   virtual void NoteAnswer(const absl::Status& status) = 0;
-  // Makes a call over the session's connection, with a deadline. A lost session explains itself.
+  // Makes a call over the session's connection, with a deadline. A lost session's error tells the reason.
   virtual absl::Status CallOver(const std::function<grpc::Status(SessionStream&, grpc::ClientContext*)>& call) = 0;
-  // The same, of a unary method of v1::Broker.
+  // CallOver() for a unary method of v1::Broker.
   template <typename Method, typename Request, typename Response>
   absl::Status Call(Method method, const Request& request, Response* response) {
     return CallOver([&](SessionStream& stream, grpc::ClientContext* context) {

@@ -20,9 +20,9 @@
 namespace vrambroker::client_internal {
 namespace {
 
-// Whole segments have labels of their own, below those of the allocator.
+// Whole segments have separate labels, below the labels of the allocator.
 constexpr uint64_t kFirstWholeAddress = 0x5F00'0000'0000;
-// Every block of the large pool is larger than that.
+// Every block of the large pool is larger.
 constexpr uint64_t kLargePoolGranule = 1 << 20;
 
 v1::OutOfMemory::Cause CauseOf(const absl::Status& refusal) {
@@ -60,7 +60,7 @@ LeasedHeap::LeasedHeap(HeapHost* session, AddressMap* addresses, int ordinal, co
       allocator_(this, options, capacity_bytes),
       session_limit_bytes_(capacity_bytes),
       next_whole_address_(kFirstWholeAddress) {
-  // per_process_memory_fraction is a limit of the session like others: SetLimit() tells it.
+  // per_process_memory_fraction counts as a session limit: SetLimit() applies it.
   allocator_.SetLimit(CachingAllocator::kNoLimit);
 }
 
@@ -72,7 +72,8 @@ bool LeasedHeap::CloseAll() {
     refused_.clear();
   }
   if (mapped.empty()) return true;
-  // Those that the allocator holds have not been given back. The streams of the others are known.
+  // The allocator's segments have not been given back; take their streams from its snapshot. Other segments have
+  // streams.
   for (const SegmentSnapshot& segment : allocator_.Snapshot(/*with_history=*/false).segments) {
     if (const auto it = mapped.find(segment.id); it != mapped.end()) it->second.stream = segment.stream;
   }
@@ -97,7 +98,7 @@ absl::StatusOr<Block*> LeasedHeap::AllocateSlowly(uint64_t bytes, Stream stream)
   }
   absl::StatusOr<Block*> block = request.result();
   if (!absl::IsResourceExhausted(block.status())) return block;
-  if (bytes >= kMaxRequestBytes) allocator_.CountOutOfMemory();  // which the request has not done
+  if (bytes >= kMaxRequestBytes) allocator_.CountOutOfMemory();  // the request has not counted this
   return ExplainRefusal(block.status(), bytes, ExplainFit(bytes, stream));
 }
 
@@ -107,17 +108,17 @@ void LeasedHeap::AnswerRequest(BlockRequest& request, Deadline until) {
   if (terms.may_reclaim && session_.wait_ms() > 0) {
     terms.wait_ms =
         static_cast<uint32_t>(absl::ToInt64Milliseconds(absl::Ceil(TimeUntil(until), absl::Milliseconds(1))));
-    // While the daemon lets it wait, other threads may free what would serve it.
+    // While the daemon makes the request wait, other threads may free enough memory.
     terms.give_up = [&] { return gave_up = request.IsInCache() || GiveUpScope::GaveUp(); };
   }
   const absl::StatusOr<AcquiredSegment> segment = GetSegment(request.segment_bytes(), terms);
   if (segment.ok()) return request.Supply(*segment);
-  // A caller that does not wait gets no segment once the cache is flushed, either: it stays as it is for who does.
+  // A caller who does not wait gets no segment even after a flush: keep the cache for callers who wait.
   const bool is_last = absl::IsCancelled(segment.status()) || absl::IsResourceExhausted(segment.status());
   if (session_.wait_ms() > 0 && is_last && GiveUpScope::GaveUp()) return request.Deny(GiveUpScope::Error());
   if (!absl::IsCancelled(segment.status()) || !gave_up) return request.Deny(segment.status());
   if (request.SearchAgain()) return;
-  // Another thread was faster. The request waits again if there is time, or is refused as it was before.
+  // Another thread was faster. The request waits again if time remains; otherwise repeat the earlier refusal.
   if (TimeUntil(until) > absl::ZeroDuration()) return request.FlushAgain();
   request.Deny(request.refusal());
 }
@@ -126,7 +127,7 @@ FitReport LeasedHeap::ExplainFit(uint64_t bytes, Stream stream) {
   return allocator_.ExplainFit(bytes, stream, CurrentScope(), [] { return AllScopes(); });
 }
 
-// The daemon, which knows nothing of it, would name another limit.
+// The daemon does not know the own limit, and would name another limit.
 absl::Status LeasedHeap::ExplainRefusal(const absl::Status& refusal, uint64_t requested, const FitReport& fit) {
   if (!refusal.GetPayload(kOwnLimit).has_value() || fit.segment_bytes > capacity_bytes_) {
     return Explain(refusal, requested, fit);
@@ -179,15 +180,15 @@ absl::Status LeasedHeap::Explain(const absl::Status& refusal, uint64_t requested
   ScopeUsesToProto(fit.scopes, request.mutable_scopes());
   if (const absl::StatusOr<MemoryStats> stats = GetMemoryStats(); stats.ok()) {
     request.set_allocated_bytes(stats->allocated_bytes.all.current);
-    // Where all are the application's, in its whole segments, it says how much they are.
+    // Holes lie only in the application's whole segments: take their bytes from the application's figures.
     if (fit.holes.count == 0) request.mutable_holes()->set_hole_bytes(stats->inactive_split_bytes.all.current);
   }
-  // First, over the same stream: a process that ends because of this refusal may have no time for another report.
+  // First, over the same stream: a process ended by this refusal may have no time for another report.
   session_.ReportStatsOf(static_cast<size_t>(ordinal()));
   const std::shared_ptr<Link> link = session_.link();
   session_.CountCall();
   absl::Status explained = link->stream->Explain(request, session_.options().call_timeout);
-  // A daemon that has just gone cannot explain; the request was refused all the same.
+  // A daemon just gone cannot explain; the request was refused all the same.
   return absl::IsResourceExhausted(explained) ? explained : refusal;
 }
 
@@ -255,7 +256,7 @@ absl::StatusOr<std::unique_ptr<Event>> LeasedHeap::RecordEvent(Stream stream) {
 absl::Status LeasedHeap::BeginGrowth(uint64_t bytes) {
   const uint64_t limit = own_limit_bytes();
   MutexLock lock(mu_);
-  // What is held is added up only where it matters.
+  // Adds up held bytes only under a limit.
   if (limit != CachingAllocator::kNoLimit) {
     const uint64_t held = HeldBytes();
     if (held > limit || bytes > limit - held) {
@@ -293,7 +294,7 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::LeaseAndMap(uint64_t bytes, const Le
   request.set_wait_ms(terms.wait_ms);
   absl::StatusOr<HeapHost::LeaseAnswer> answer = session_.Lease(*link, request, terms.give_up);
   if (absl::IsResourceExhausted(answer.status()) && !GetOutOfMemory(answer.status()).has_value()) {
-    return absl::UnavailableError(answer.status().message());  // not for want of memory: flushing would not help
+    return absl::UnavailableError(answer.status().message());  // no lack of memory: flushing would not help
   }
   if (!answer.ok()) return answer.status();
   if (answer->leased.segments_size() != 1 || answer->leased.segments(0).segment_bytes() != bytes) {
@@ -308,7 +309,7 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::LeaseAndMap(uint64_t bytes, const Le
     *arrived = true;
   });
   if (!adopted) {
-    // It may have been leased after the session was resumed without it.
+    // The segment may have been leased after the session was resumed without it.
     session_.ReturnSegments(ordinal(), link->session, {segment.segment_id()});
     return absl::UnavailableError("the connection to the daemon broke; try again");
   }
@@ -319,14 +320,14 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::LeaseAndMap(uint64_t bytes, const Le
       handle.ok() ? link->Opened(**opened, ordinal(), (*opened)->OpenHandle(*handle, bytes)) : handle.status();
   struct stat file = {};
   if (handle.ok() && std::holds_alternative<UniqueFd>(*handle)) (void)fstat(std::get<UniqueFd>(*handle).get(), &file);
-  // The pools can be told apart by size: see SegmentBytesFor().
+  // The pools differ by size: see SegmentBytesFor().
   const uint64_t granule = bytes == kSmallSegmentBytes ? kMinBlockBytes : kLargePoolGranule;
   if (base.ok() && !addresses_.AddRange(*base, bytes, granule, this)) {
     if (!(*opened)->CloseHandle(*base, bytes).ok()) {
       MutexLock lock(mu_);
       Mapped& mapped = mapped_.at(id);
       mapped.base = *base;
-      mapped.stream = Stream{0};  // nothing has used it: any will do
+      mapped.stream = Stream{0};  // never used: any stream will do
       refused_.push_back(id);
       return absl::InternalError("an unusable segment cannot be closed now either; the client will try again");
     }
@@ -338,7 +339,7 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::LeaseAndMap(uint64_t bytes, const Le
       mapped_.erase(id);
     }
     session_.ReturnSegments(ordinal(), link->session, {segment.segment_id()});
-    // Not for want of memory: giving other segments back would not help.
+    // No lack of memory: returning other segments would not help.
     return absl::IsResourceExhausted(base.status()) ? absl::InternalError(base.status().message()) : base.status();
   }
   session_.Grown();
@@ -375,8 +376,8 @@ uint64_t LeasedHeap::CloseAndReturn(absl::Span<const SegmentId> segments) {
     MutexLock lock(mu_);
     for (const SegmentId id : segments) closed.push_back(mapped_.at(id));
   }
-  // Blocks may be freed while their stream still works on them, and who gets the memory next knows nothing of that
-  // stream. Until that work is done the segment is held, whatever happens to the connection: see Connect().
+  // Blocks may be freed while their stream still works on the memory, and the next owner does not know the stream. Hold
+  // the segment until the work is done, whatever happens to the connection: see Connect().
   StreamWaits waits(device());
   absl::flat_hash_map<uint64_t, std::vector<uint64_t>> by_session;
   absl::flat_hash_map<uint64_t, uint64_t> bytes_by_session;
@@ -417,7 +418,7 @@ void LeasedHeap::RetryClosing() {
 
 absl::StatusOr<void*> LeasedHeap::LeaseSegment(uint64_t bytes, bool now) {
   if (absl::Status status = CheckBytes(bytes); !status.ok()) return status;
-  const bool too_large = bytes >= kMaxRequestBytes;  // to be rounded
+  const bool too_large = bytes >= kMaxRequestBytes;  // too large to round
   const uint64_t segment_bytes = too_large ? bytes : RoundUpTo(bytes, kSegmentGranuleBytes);
   const auto explain = [&](const absl::Status& refusal) {
     FitReport heap = ExplainFit(bytes, Stream{0});
@@ -493,7 +494,7 @@ absl::Status LeasedHeap::ReturnSegment(void* pointer, std::optional<Stream> stre
   }
   {
     MutexLock lock(mu_);
-    if (mapped_.contains(whole.id)) return absl::OkStatus();  // the device closes it later: see RetryClosing()
+    if (mapped_.contains(whole.id)) return absl::OkStatus();  // the device closes the segment later: see RetryClosing()
   }
   return absl::UnavailableError("the daemon cannot take the segment back now: it is gone or cannot be reached");
 }

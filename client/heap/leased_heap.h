@@ -25,11 +25,11 @@
 
 namespace vrambroker::client_internal {
 
-// A caching allocator in this process, over segments leased from the daemon. A request that finds a cached block
-// touches nothing but the allocator.
+// A caching allocator in this process, over segments leased from the daemon. A request served from the cache touches
+// only the allocator.
 class LeasedHeap final : public Heap, private EventSource {
  public:
-  // `session` and `addresses` outlive it.
+  // `session` and `addresses` outlive the heap.
   LeasedHeap(HeapHost* session, AddressMap* addresses, int ordinal, const AllocatorOptions& options,
              uint64_t capacity_bytes);
   // REQUIRES: CloseAll() was called.
@@ -44,12 +44,12 @@ class LeasedHeap final : public Heap, private EventSource {
   uint64_t OffsetOf(uint64_t block) const override { return BlockAt(block)->offset(); }
 
   absl::StatusOr<void*> Malloc(uint64_t bytes, Stream stream) override;
-  // Of what the address map gave for a pointer of Malloc().
+  // For a block that the address map returned for a Malloc() pointer.
   void FreeBlock(Block* block);
   void RecordStream(Block* block, Stream stream);
 
   absl::StatusOr<void*> LeaseSegment(uint64_t bytes, bool now) override ABSL_LOCKS_EXCLUDED(mu_);
-  // Waits for the work on `stream`; without one, for all work on the device. NotFound: `pointer` is not from
+  // Waits for work on `stream`; without a stream, for all work on the device. NotFound: `pointer` is not from
   // LeaseSegment().
   absl::Status ReturnSegment(void* pointer, std::optional<Stream> stream) ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<uint64_t> SizeOf(const void* pointer) const override ABSL_LOCKS_EXCLUDED(mu_);
@@ -65,43 +65,42 @@ class LeasedHeap final : public Heap, private EventSource {
 
   // ---- For the session ----
 
-  // Of this daemon: fractions are of it from now on.
+  // Sets this daemon's capacity, the base of fractions from now on.
   void SetCapacity(uint64_t capacity_bytes) ABSL_LOCKS_EXCLUDED(limits_mu_);
-  // The daemon holds the session to `limit_bytes` from now on.
+  // From now on the daemon limits the session to `limit_bytes`.
   void SetLimit(uint64_t limit_bytes) ABSL_LOCKS_EXCLUDED(limits_mu_);
-  // What this process holds itself to: see SetMemoryFraction(). The largest number: to nothing.
+  // The process's own limit: see SetMemoryFraction(). The largest number: no limit.
   uint64_t own_limit_bytes() const { return own_limit_bytes_.load(std::memory_order_relaxed); }
-  // What has to be tried again: closes and returns what the device has refused to close, as it does while a CUDA graph
-  // is captured, and completes frees whose stream does not exist any more.
+  // Retries: closes and returns segments when the device refused to close them, as during a CUDA graph capture, and
+  // completes frees on streams since destroyed.
   void RetryClosing() ABSL_LOCKS_EXCLUDED(mu_);
-  // Gives up to about `wanted_bytes` of wholly free segments back that have been so for `min_idle_ticks`. Returns the
-  // bytes.
+  // Gives back up to about `wanted_bytes` of segments wholly free for `min_idle_ticks`. Returns the bytes given back.
   uint64_t Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks);
   void Tick() { allocator_.Tick(); }
   void NoteTime() { allocator_.NoteTime(); }
   void SetRecording(size_t max_events, bool exact_times = true) { allocator_.SetRecording(max_events, exact_times); }
   void HoldRecording(size_t events) { allocator_.HoldRecording(events); }
   HeapSnapshot Snapshot(bool with_history = true) ABSL_LOCKS_EXCLUDED(mu_);
-  // Closes all that is mapped, without returning it. False when the device refused, and may still use some of it.
-  // REQUIRES: nothing is in use.
+  // Closes all mappings, without returning segments. False when the device refused, and may still use memory. REQUIRES:
+  // nothing is in use.
   bool CloseAll() ABSL_LOCKS_EXCLUDED(mu_);
-  // The daemon's ids of what is held of its session number `session`.
+  // The daemon's ids of segments held for session number `session`.
   std::vector<uint64_t> HeldSegments(uint64_t session) const ABSL_LOCKS_EXCLUDED(mu_);
-  // What is held of sessions before number `session`: the daemon that leased it is gone.
+  // Segments held from sessions before number `session`; the leasing daemon is gone.
   std::vector<v1::CarriedOver::Segment> CarriedOver(uint64_t session) const ABSL_LOCKS_EXCLUDED(mu_);
-  // What that is called in `CarriedOver()`.
+  // The id of a segment in `CarriedOver()`.
   static uint64_t CarriedId(uint64_t session, uint64_t daemon_id);
 
  private:
-  // A segment that is held here, and mapped when it has a base.
+  // A segment held here; mapped when it has a base.
   struct Mapped {
-    uint64_t session = 0;  // number of the session that leased it; see Link
+    uint64_t session = 0;  // number of the leasing session; see Link
     uint64_t daemon_id = 0;
     uint64_t bytes = 0;
     void* base = nullptr;
-    uint64_t file_device = 0;  // which file it is on a host device, for a daemon that did not lease it
+    uint64_t file_device = 0;  // identify the file on a host device, for a daemon that did not lease the segment
     uint64_t file_inode = 0;
-    std::optional<Stream> stream;  // once it is given back: as in ReleasedSegment
+    std::optional<Stream> stream;  // set when given back: as in ReleasedSegment
   };
   struct WholeSegment {
     SegmentId id{};
@@ -111,7 +110,7 @@ class LeasedHeap final : public Heap, private EventSource {
   };
 
   static Block* BlockAt(uint64_t block) {
-    return reinterpret_cast<Block*>(block);  // NOLINT(performance-no-int-to-ptr): it was one
+    return reinterpret_cast<Block*>(block);  // block was made from a pointer
   }
 
   // A cached block, or nullptr.
@@ -119,43 +118,43 @@ class LeasedHeap final : public Heap, private EventSource {
     return bytes > 0 ? allocator_.TryAllocate(bytes, stream, CurrentScope()) : nullptr;
   }
   absl::StatusOr<Block*> AllocateSlowly(uint64_t bytes, Stream stream);
-  // Supplies what `request` asks for, or denies it. It may ask again afterwards. `until`: for how long it may wait.
+  // Supplies or denies the segment wanted by `request`; the request may ask again afterwards. `until`: deadline for
+  // waits.
   void AnswerRequest(BlockRequest& request, Deadline until);
-  // The limit is the session's, whichever daemon leased what is held: one that does not count what is carried over must
-  // not lead beyond it.
+  // The session's limit covers memory leased by any daemon: a daemon that does not count carried-over memory must not
+  // lead beyond the limit.
   absl::Status CheckCarriedOver(uint64_t session, uint64_t bytes) const ABSL_LOCKS_EXCLUDED(mu_);
   void ApplyLimits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(limits_mu_);
-  // Notes that a segment is on its way, which counts as held from then on, unless that would be more than the process
-  // holds itself to.
+  // Counts a segment to come as held, unless the process's own limit would be exceeded.
   absl::Status BeginGrowth(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t HeldBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // CachingAllocator::ExplainFit() for this thread's scope.
   FitReport ExplainFit(uint64_t bytes, Stream stream);
-  // Explain(), or what BeginGrowth() has refused.
+  // Explain(), or a report on a refusal of BeginGrowth().
   absl::Status ExplainRefusal(const absl::Status& refusal, uint64_t requested, const FitReport& fit);
-  // What to tell the application when `refusal` has left a request without memory.
+  // The error for the application when `refusal` has left a request without memory.
   absl::Status Explain(const absl::Status& refusal, uint64_t requested, const FitReport& fit);
   absl::StatusOr<Device*> OpenDevice();
 
   // How far the daemon goes for a segment.
   struct LeaseTerms {
-    bool may_reclaim = false;       // it may ask others for memory
-    uint32_t wait_ms = 0;           // with may_reclaim: and wait for it
-    std::function<bool()> give_up;  // polled while it waits; true ends the waiting. None: it waits in any case.
+    bool may_reclaim = false;       // may ask other sessions for memory
+    uint32_t wait_ms = 0;           // with may_reclaim: wait for the memory
+    std::function<bool()> give_up;  // polled while waiting; true ends the wait. None: always wait.
   };
-  // ResourceExhausted: there is no memory for it. Cancelled: `give_up` has ended the waiting.
+  // ResourceExhausted: no memory. Cancelled: `give_up` has ended the wait.
   absl::StatusOr<AcquiredSegment> GetSegment(uint64_t bytes, const LeaseTerms& terms) ABSL_LOCKS_EXCLUDED(mu_);
-  // What remains of it once BeginGrowth() has let it begin. `arrived`: the bytes are counted among what is held.
+  // GetSegment() after BeginGrowth(). `arrived`: the bytes count as held.
   absl::StatusOr<AcquiredSegment> LeaseAndMap(uint64_t bytes, const LeaseTerms& terms, bool* arrived)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Gives every wholly free segment back. Returns the bytes that the daemon has back.
+  // Gives every wholly free segment back. Returns the bytes received by the daemon.
   uint64_t Flush() ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t ReleaseSegments(absl::Span<const ReleasedSegment> segments) ABSL_LOCKS_EXCLUDED(mu_);
-  // Waits for the streams of the segments first. Returns the bytes that the daemon has back. What the device does not
-  // let go of stays held, and charged, for later.
+  // Waits for the segments' streams first. Returns the bytes received by the daemon. Segments kept open by the device
+  // stay held and charged, for later.
   uint64_t CloseAndReturn(absl::Span<const SegmentId> segments) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) override;
-  // whole_stats_ with what the application makes of it.
+  // whole_stats_ adjusted by the application's figures.
   MemoryStats WholeStats() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   HeapHost& session_;
@@ -173,13 +172,14 @@ class LeasedHeap final : public Heap, private EventSource {
   // Held for map operations only.
   mutable Mutex mu_;
   absl::flat_hash_map<SegmentId, Mapped> mapped_ ABSL_GUARDED_BY(mu_);
-  uint64_t growing_bytes_ ABSL_GUARDED_BY(mu_) = 0;      // of segments that are on their way, and not in mapped_ yet
-  std::vector<SegmentId> refused_ ABSL_GUARDED_BY(mu_);  // of mapped_; the device has not closed them, so far
+  uint64_t growing_bytes_ ABSL_GUARDED_BY(mu_) = 0;      // of segments being leased, not yet in mapped_
+  std::vector<SegmentId> refused_ ABSL_GUARDED_BY(mu_);  // in mapped_; the device has refused to close them so far
   absl::flat_hash_map<void*, WholeSegment> whole_ ABSL_GUARDED_BY(mu_);
-  MemoryStats whole_stats_ ABSL_GUARDED_BY(mu_);  // as if all that is leased were in use
-  // What the application said last, and what has been leased and returned since then.
+  MemoryStats whole_stats_ ABSL_GUARDED_BY(mu_);  // counts all leased memory as in use
+  // The application's last figures, adjusted by later leases and returns.
   std::optional<SegmentUse> use_ ABSL_GUARDED_BY(mu_);
-  // The most that the application has reported since the last reset of peaks, and its own peak, as it last told that.
+  // The maximum reported by the application since the last reset of peaks, and the application's own peak as last
+  // reported.
   struct UsePeaks {
     uint64_t allocated_bytes = 0;
     uint64_t requested_bytes = 0;

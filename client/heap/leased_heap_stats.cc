@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LeasedHeap as seen from outside: limits, statistics, snapshots, and what it holds of earlier runs of the daemon.
+// LeasedHeap from outside: limits, statistics, snapshots, and memory held from earlier runs of the daemon.
 #include <algorithm>
 #include <utility>
 
@@ -57,7 +57,7 @@ absl::StatusOr<MemoryStats> LeasedHeap::GetMemoryStats() {
 
 void LeasedHeap::ReportUse(const SegmentUse& use) {
   MutexLock lock(mu_);
-  // It may say anything, and of another moment than ours.
+  // The application's figures may be wrong, or from another moment.
   const uint64_t reserved = whole_stats_.reserved_bytes.all.current;
   use_ = use;
   for (uint64_t* bytes :
@@ -65,7 +65,7 @@ void LeasedHeap::ReportUse(const SegmentUse& use) {
     *bytes = std::min(*bytes, reserved);
   }
   const uint64_t told = std::min(use.allocated_bytes_peak, whole_stats_.reserved_bytes.all.peak);
-  const bool is_new = std::exchange(told_peak_bytes_, told) != told;  // else it may be of before a reset
+  const bool is_new = std::exchange(told_peak_bytes_, told) != told;  // otherwise the peak may predate a reset
   const MemoryStats now = WholeStats();
   const auto raise = [](uint64_t& peak, uint64_t bytes) { peak = std::max(peak, bytes); };
   raise(use_peaks_.allocated_bytes, std::max(now.allocated_bytes.all.current, is_new ? told : 0));
@@ -115,7 +115,7 @@ absl::Status LeasedHeap::ResetTotals() {
 }
 
 bool LeasedHeap::InUse() {
-  // Not by what is allocated: the thread that frees a block of several streams is not done with the heap by then.
+  // Allocation counts are not enough: a thread freeing a block with several streams may still be using the heap.
   allocator_.PollEvents();
   if (allocator_.GetMemoryStats().active.all.current > 0) return true;
   MutexLock lock(mu_);
@@ -124,7 +124,7 @@ bool LeasedHeap::InUse() {
 
 HeapSnapshot LeasedHeap::Snapshot(bool with_history) {
   HeapSnapshot snapshot = allocator_.Snapshot(with_history);
-  snapshot.scopes = AllScopes();  // after the heap, whose ids are all in it then
+  snapshot.scopes = AllScopes();  // after the heap, so that all of the heap's ids are included
   const uint64_t peak_of_blocks = allocator_.GetMemoryStats().allocated_bytes.all.peak;
   MutexLock lock(mu_);
   std::vector<SegmentSnapshot> whole;
@@ -152,7 +152,7 @@ HeapSnapshot LeasedHeap::Snapshot(bool with_history) {
 }
 
 absl::Status LeasedHeap::CheckCarriedOver(uint64_t session, uint64_t bytes) const {
-  if (session == 0) return absl::OkStatus();  // the first one
+  if (session == 0) return absl::OkStatus();  // the first session
   uint64_t held = 0;
   bool any = false;
   MutexLock lock(mu_);

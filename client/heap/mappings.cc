@@ -36,7 +36,7 @@ absl::StatusOr<void*> Mappings::Open(uint64_t segment_id, uint64_t bytes, Stream
   if (address.ok()) {
     mappings_[segment_id].address = *address;
   } else {
-    mappings_.erase(segment_id);  // the next one who wants it tries again
+    mappings_.erase(segment_id);  // the next caller tries again
   }
   opened_.NotifyAll();
   return address;

@@ -16,32 +16,32 @@
 
 namespace vrambroker::client_internal {
 
-// The segments that this process has mapped: each handle is opened once. Thread-safe.
+// The segments mapped by this process: each handle is opened once. Thread-safe.
 class Mappings {
  public:
-  // Closes what is still open.
+  // Closes the remaining segments.
   ~Mappings() { CloseAll(); }
 
-  // The address of a segment, for use on `stream`. The first caller opens it, with the handle that `fetch` gets; others
-  // wait for it. `device` outlives the mapping.
+  // Returns the address of a segment, for use on `stream`. The first caller opens the segment, with the handle returned
+  // by `fetch`; concurrent callers wait. `device` outlives the mapping.
   absl::StatusOr<void*> Open(uint64_t segment_id, uint64_t bytes, Stream stream, Device* device,
                              const std::function<absl::StatusOr<SegmentHandle>()>& fetch) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Waits for the streams that used the segments, and closes them. Returns those that are not open now. The others the
-  // device has refused to close, as it does while a stream of theirs is captured in a CUDA graph, and may still use:
-  // they stay open, for CloseRefused(). REQUIRES: no block of them is in use any more.
+  // Waits for the streams of the segments, and closes the segments. Returns the ids not open now. The device may refuse
+  // to close segments, for example while a stream of theirs is captured in a CUDA graph, and may still use the memory:
+  // these segments stay open, for CloseRefused(). REQUIRES: no block of the segments is in use any more.
   std::vector<uint64_t> Close(const std::vector<uint64_t>& segment_ids) ABSL_LOCKS_EXCLUDED(mu_);
-  // Tries again. Returns those that are closed now.
+  // Tries to close refused segments again. Returns the ids closed now.
   std::vector<uint64_t> CloseRefused() ABSL_LOCKS_EXCLUDED(mu_);
-  // False when the device has refused any.
+  // False when the device refused to close a segment.
   bool CloseAll() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Mapping {
     Device* device = nullptr;
     uint64_t bytes = 0;
-    void* address = nullptr;                 // null while it is being opened
-    absl::InlinedVector<Stream, 1> streams;  // that blocks of it were for: in the daemon's order, one
+    void* address = nullptr;                 // null while being opened
+    absl::InlinedVector<Stream, 1> streams;  // of blocks in the segment; a single stream in the daemon's order
   };
 
   static void AddStream(Mapping& mapping, Stream stream);
@@ -49,7 +49,7 @@ class Mappings {
   Mutex mu_;
   CondVar opened_;
   absl::flat_hash_map<uint64_t, Mapping> mappings_ ABSL_GUARDED_BY(mu_);
-  std::vector<uint64_t> refused_ ABSL_GUARDED_BY(mu_);  // of mappings_
+  std::vector<uint64_t> refused_ ABSL_GUARDED_BY(mu_);  // in mappings_
 };
 
 }  // namespace vrambroker::client_internal

@@ -8,10 +8,10 @@
 
 namespace vrambroker::client_internal {
 
-// Causes and reasons that a newer daemon has become kUnknown.
+// Unknown causes and reasons of newer daemons become kUnknown.
 OutOfMemory FromProto(const v1::OutOfMemory& proto);
 
-// A refusal that the client has decided itself, as the daemon writes its own.
+// A refusal decided by the client, in the daemon's format.
 absl::Status OutOfMemoryError(const v1::OutOfMemory& oom);
 
 }  // namespace vrambroker::client_internal

@@ -8,8 +8,8 @@
 
 namespace vrambroker::client_internal {
 
-// The whole report of a refusal, as `vramctl ooms` has it: client/JSON.md, "out of memory". "" for every other status.
-// Needs nothing of protobuf where it is included.
+// The whole report of a refusal, as shown by `vramctl ooms`: client/JSON.md, "out of memory". "" for every other
+// status. Including this file requires no protobuf.
 std::string OutOfMemoryJsonOf(const absl::Status& status);
 
 }  // namespace vrambroker::client_internal

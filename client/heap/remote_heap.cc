@@ -75,7 +75,7 @@ absl::Status RemoteHeap::FreeAndWait(uint64_t block) {
     return status;
   }
   const absl::Duration patience = session_.Patience();
-  if (patience == absl::ZeroDuration()) {  // calls that nobody waits for would have answers that nobody reads
+  if (patience == absl::ZeroDuration()) {  // without a waiting caller the answers would go unread
     Free(block);
     return absl::DeadlineExceededError("the daemon does not answer; it will have the block back when it does");
   }
@@ -112,7 +112,7 @@ absl::StatusOr<void*> RemoteHeap::Malloc(uint64_t bytes, Stream stream) {
 }
 
 absl::Status RemoteHeap::FreePointer(void* pointer, std::optional<Stream> stream) {
-  Owned owned;  // waited for, and given back, without the lock
+  Owned owned;  // wait and give back without the lock
   {
     MutexLock lock(mu_);
     const auto it = pointers_.find(pointer);
@@ -190,7 +190,7 @@ absl::StatusOr<HeapSnapshot> RemoteHeap::TakeSnapshot(bool with_history) {
     return ReadSnapshotParts(stream.admin().GetSnapshot(context, request).get(), context, &snapshot);
   });
   if (!status.ok()) return status;
-  if (!with_history) snapshot.history.clear();  // a daemon that does not know the field sends it
+  if (!with_history) snapshot.history.clear();  // a daemon that does not know the field sends history
   return snapshot;
 }
 

@@ -14,10 +14,10 @@
 
 namespace vrambroker::client_internal {
 
-// Blocks that the daemon cuts: every request is a call. A lost session stays lost.
+// Blocks cut by the daemon: every request is a call. A lost session stays lost.
 class RemoteHeap : public Heap {
  public:
-  // `session` and `mappings` outlive it.
+  // `session` and `mappings` outlive the heap.
   RemoteHeap(HeapHost* session, Mappings* mappings, int ordinal)
       : Heap(ordinal), session_(*session), mappings_(*mappings) {}
 
@@ -30,8 +30,8 @@ class RemoteHeap : public Heap {
   uint64_t OffsetOf(uint64_t block) const override ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<void*> Malloc(uint64_t bytes, Stream stream) override ABSL_LOCKS_EXCLUDED(mu_);
-  // Waits for the work on `stream` first, unless the block was for that one: the daemon hands the memory on at once.
-  // NotFound: `pointer` is not from Malloc(). FailedPrecondition: it cannot wait, and has freed nothing.
+  // Waits for work on `stream` first, unless the block was allocated for `stream`: the daemon reuses the memory at
+  // once. NotFound: `pointer` is not from Malloc(). FailedPrecondition: cannot wait; nothing was freed.
   absl::Status FreePointer(void* pointer, std::optional<Stream> stream) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<void*> LeaseSegment(uint64_t bytes, bool now) override;
   std::optional<uint64_t> SizeOf(const void* pointer) const override ABSL_LOCKS_EXCLUDED(mu_);
@@ -52,7 +52,7 @@ class RemoteHeap : public Heap {
 
   struct Owned {
     Buffer buffer;
-    Stream stream = 0;  // that it is for
+    Stream stream = 0;  // the stream of the allocation
   };
 
   HeapHost& session_;
@@ -60,8 +60,8 @@ class RemoteHeap : public Heap {
   std::atomic<Device*> device_{nullptr};
 
   mutable Mutex mu_;
-  absl::flat_hash_map<uint64_t, Place> blocks_ ABSL_GUARDED_BY(mu_);  // that are out, by id
-  absl::flat_hash_map<void*, Owned> pointers_ ABSL_GUARDED_BY(mu_);   // of Malloc()
+  absl::flat_hash_map<uint64_t, Place> blocks_ ABSL_GUARDED_BY(mu_);  // in use, by id
+  absl::flat_hash_map<void*, Owned> pointers_ ABSL_GUARDED_BY(mu_);   // from Malloc()
 };
 
 }  // namespace vrambroker::client_internal

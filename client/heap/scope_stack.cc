@@ -23,7 +23,7 @@ void UnlockAfterFork();
 // Never destroyed: threads may allocate while the process exits.
 Table& ProcessTable() {
   static Table* const table = [] {
-    // A child made by fork() may go on entering scopes, although another thread had the lock then.
+    // A child made by fork() may continue entering scopes, even when another thread held the lock.
     pthread_atfork(&LockForFork, &UnlockAfterFork, &UnlockAfterFork);
     return new Table;
   }();
@@ -55,7 +55,7 @@ ScopeId EnterScope(absl::string_view name, absl::string_view file, uint32_t line
     MutexLock lock(table.mu);
     current_scope = table.scopes.Find(outer, name, file, line);
   }
-  // Not each time: every thread that allocates reads it.
+  // Skip repeated stores: every allocating thread reads the flag.
   if (!scopes_are_used.load(std::memory_order_relaxed)) scopes_are_used.store(true, std::memory_order_relaxed);
   return outer;
 }

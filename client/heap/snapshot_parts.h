@@ -9,8 +9,8 @@
 
 namespace vrambroker::client_internal {
 
-// Reads the stream to its end and adds each part to `heap`. Cancels the call of `context` and returns INTERNAL when a
-// part cannot be read.
+// Reads the stream to its end and adds each part to `heap`. When a part is unreadable, cancels the call of `context`
+// and returns INTERNAL.
 grpc::Status ReadSnapshotParts(grpc::ClientReader<v1::GetSnapshotResponse>* reader, grpc::ClientContext* context,
                                HeapSnapshot* heap);
 

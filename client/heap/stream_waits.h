@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StreamWaits: waits for work on the GPU before memory that it may use is closed.
+// StreamWaits: waits for GPU work before closing memory possibly in use by the work.
 #ifndef VRAMBROKER_CLIENT_HEAP_STREAM_WAITS_H_
 #define VRAMBROKER_CLIENT_HEAP_STREAM_WAITS_H_
 
@@ -15,15 +15,14 @@
 
 namespace vrambroker::client_internal {
 
-// For a batch of segments that were given back and are closed together: waits once for each stream. Used by one
-// thread, which holds no lock.
+// For a batch of returned segments closed together: waits once per stream. Used by a single thread holding no lock.
 class StreamWaits {
  public:
-  // `device` outlives it.
+  // `device` outlives this object.
   explicit StreamWaits(Device* device) : device_(*device) {}
 
-  // Until what was queued on `stream` is done; without one, all work on the device. An error: it may not be done, since
-  // the stream is being captured, for example. Then the memory must not be closed yet.
+  // Waits until all work queued on `stream` is done; without a stream, all work on the device. After an error the work
+  // may be unfinished, for example because the stream is being captured; do not close the memory yet.
   absl::Status WaitFor(std::optional<Stream> stream) {
     const auto [it, is_new] = waited_.try_emplace(stream);
     if (is_new) it->second = Wait(stream);

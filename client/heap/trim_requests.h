@@ -20,17 +20,17 @@ namespace vrambroker::client_internal {
 
 class SessionStream;
 
-// The daemon's questions for memory that the application answers: it has an allocator of its own over whole segments,
-// and that alone knows which of them are free. One thread of the application, or several, wait for them.
+// The daemon's questions for memory passed to the application: only the application's own allocator over whole segments
+// knows the free segments. Any number of application threads may wait for questions.
 //
-// A question ends when the application says that it is done, when as much as was asked for has come back, or when its
-// time is up, whatever the application does: the daemon is never kept waiting. Thread-safe.
+// A question ends when the application reports the end, when enough bytes have come back, or at its deadline, whatever
+// the application does: the daemon is never kept waiting. Thread-safe.
 class TrimRequests {
  public:
   struct Question {
     uint64_t id = 0;
-    std::shared_ptr<SessionStream> stream;  // that it came by, and is answered by
-    std::optional<int> device;              // none: of any
+    std::shared_ptr<SessionStream> stream;  // source of the question and target of the answer
+    std::optional<int> device;              // none: any device
     uint64_t wanted_bytes = 0;
     uint64_t released_bytes = 0;  // so far
     Deadline deadline;
@@ -39,28 +39,29 @@ class TrimRequests {
   // `changed`: NextDeadline() may be earlier, or a question has ended. Called without a lock.
   explicit TrimRequests(std::function<void()> changed) : changed_(std::move(changed)) {}
 
-  // Whether the application answers. When it stops, all questions end, and Wait() returns.
+  // Sets whether the application answers. Stopping ends all questions, and Wait() returns.
   void Serve(bool on) ABSL_LOCKS_EXCLUDED(mu_);
-  // False when the application does not answer questions: the caller then answers this one itself.
+  // False when the application does not answer questions: the caller must answer `question`.
   bool Add(Question question) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Waits for a question that nobody has taken. What is there by then is taken together: the bytes add up, and the
-  // shortest time counts. DeadlineExceeded; Cancelled when the application does not answer.
+  // Waits for an untaken question. Takes all open questions together: the bytes add up, and the shortest time counts.
+  // DeadlineExceeded; Cancelled when the application does not answer.
   absl::StatusOr<TrimRequest> Wait(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
-  // The application has given back what it could. One that has ended before is no error. InvalidArgument.
+  // The application has given back all it could. A question already ended is no error. InvalidArgument: no such
+  // request.
   absl::Status End(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
-  // The daemon has so much back.
+  // Notes that the daemon has `bytes` back.
   void Returned(int device, uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Those that have ended by `now`, each once.
+  // Returns the questions ended by `now`, each once.
   std::vector<Question> TakeEnded(Deadline now) ABSL_LOCKS_EXCLUDED(mu_);
-  // When the next one ends at the latest; the past when one has.
+  // The latest time when the next question ends; in the past when a question has ended.
   std::optional<Deadline> NextDeadline() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Entry {
     Question question;
-    uint64_t number = 0;  // of the TrimRequest that it is part of; 0: nobody has taken it
+    uint64_t number = 0;  // of the TrimRequest including this question; 0: not taken
     bool ended = false;
   };
 
