@@ -7,17 +7,17 @@
 
 namespace vrambroker::c_library {
 
-// Bytes that are held, and how many may be. Safe to call from any thread; never blocks.
+// Counts held bytes against a cap. Thread-safe; never blocks.
 class ByteCap {
  public:
   struct Charged {
     bool ok = false;
-    uint64_t held = 0;  // bytes, before
-    uint64_t cap = 0;   // bytes; 0: none
+    uint64_t held = 0;  // bytes, before the charge
+    uint64_t cap = 0;   // bytes; 0: no cap
   };
 
-  // Holds `bytes` more, unless that would exceed the cap. A refusal changes nothing, also not for a moment: another
-  // thread's request that fits is not refused because of one that does not.
+  // Charges `bytes` more, unless above the cap. A refused charge changes nothing, not even for a moment: a large
+  // request never makes another thread's fitting request fail.
   Charged Charge(uint64_t bytes) {
     uint64_t held = held_.load(std::memory_order_relaxed);
     for (;;) {
@@ -29,7 +29,7 @@ class ByteCap {
     }
   }
   void Uncharge(uint64_t bytes) { held_.fetch_sub(bytes, std::memory_order_relaxed); }
-  // 0: no cap. What is held stays; only more is refused.
+  // 0: no cap. Held bytes stay; only later charges are refused.
   void SetCap(uint64_t bytes) { cap_.store(bytes, std::memory_order_relaxed); }
 
  private:

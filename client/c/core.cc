@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libvrambroker-core.so: the C++ client behind the table of core_api.h.
+// libvrambroker-core.so: the C++ client behind the function table in core_api.h.
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -29,7 +29,7 @@ namespace vrambroker::client_internal {
 namespace {
 
 thread_local vrambroker_core_error last_error;
-ThreadText last_report;  // of the last error that has one
+ThreadText last_report;  // of the last error with a report
 
 const vrambroker_core_error* CoreLastError() {
   return &last_error;
@@ -348,7 +348,7 @@ int CoreMemoryInfo(vrambroker_client* client, int device, uint64_t* free_bytes, 
     if (!stats.ok()) return Report(stats.status());
     const uint64_t allocated = stats->allocated_bytes.all.current;
     *total_bytes = Of(client).limit_bytes(device);
-    *free_bytes = *total_bytes - std::min(*total_bytes, allocated);  // a limit may be set below what is held
+    *free_bytes = *total_bytes - std::min(*total_bytes, allocated);  // a limit may be below held memory
     return Report(absl::OkStatus());
   });
 }
@@ -376,7 +376,7 @@ int CoreGetMemoryStats(vrambroker_client* client, int device, vrambroker_memory_
   });
 }
 
-// With a NUL at its end; OutOfRange when it does not fit.
+// Copies `text` with a terminating NUL; OutOfRange when it does not fit.
 int Fill(const std::string& text, char* buffer, size_t size, size_t* needed) {
   *needed = text.size() + 1;
   if (size < *needed) {
@@ -435,7 +435,7 @@ int CoreSnapshotJson(vrambroker_client* client, bool with_history, char* buffer,
     const absl::StatusOr<std::string> json = Of(client).SnapshotJson(with_history);
     if (!json.ok()) return Report(json.status());
     const int code = Fill(*json, buffer, size, needed);
-    // The next one has this one as an event, at least: with the exact size the caller would never come to an end.
+    // The next snapshot includes this snapshot as an event, at least: with the exact size a caller could loop for ever.
     if (size < *needed) *needed += *needed / 8 + 4096;
     return code;
   });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the files of libvrambroker-core.so share.
+// Shared by the files of libvrambroker-core.so.
 #ifndef VRAMBROKER_CLIENT_C_CORE_H_
 #define VRAMBROKER_CLIENT_C_CORE_H_
 
@@ -20,18 +20,18 @@ struct CoreClient : vrambroker_client {
   Client client;
 };
 
-// Remembers the error for this thread's caller, and returns its code.
+// Remembers the error for this thread's caller, and returns the error's code.
 int Fail(int code, const char* message);
-// The code of `status`; an error is remembered.
+// The code of `status`; remembers an error.
 int Report(const absl::Status& status);
-// Into `pointer`; an error is remembered.
+// Copies the result into `pointer`; remembers an error.
 int Take(const absl::StatusOr<void*>& from, void** pointer);
 
 absl::StatusOr<ClientOptions> OptionsFromC(const vrambroker_options& from);
-// `pointer` null: nothing to do. `stream` null: waits for the whole device.
+// `pointer` null: does nothing. `stream` null: waits for the whole device.
 absl::Status ReturnSegment(Client& client, void* pointer, const uint64_t* stream);
 
-// Runs `body`, which returns a code. No exception gets out: the caller may be C.
+// Runs `body`, a function returning a code. Lets no exception out: the caller may be C.
 template <typename Body>
 int Guarded(const Body& body) noexcept {
   try {

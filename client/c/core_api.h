@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Between the two halves of the C library: libvrambroker.so, which programs link, and libvrambroker-core.so, which it
-// loads. Only the core knows gRPC, so that nothing of gRPC reaches the symbols of the program.
+// Interface between the two halves of the C library: libvrambroker.so, linked by programs, and libvrambroker-core.so,
+// loaded by libvrambroker.so. Only the core uses gRPC, so that no symbols of gRPC reach the program.
 #ifndef VRAMBROKER_CLIENT_C_CORE_API_H_
 #define VRAMBROKER_CLIENT_C_CORE_API_H_
 
@@ -9,41 +9,41 @@
 
 #include "client/vrambroker/vrambroker.h"
 
-// Changes with anything in this file, and with the structs that it passes: the halves must be of one build.
+// Changes with anything in this file, and with the structs passed: both halves must come from the same build.
 inline constexpr uint32_t kVrambrokerCoreVersion = 11;
 
 struct vrambroker_core;
 
-// What PyTorch wants memory for.
+// PyTorch's use of memory.
 enum vrambroker_torch_memory {
   VRAMBROKER_TORCH_BLOCK,       // vrambroker_torch_cached_malloc()
   VRAMBROKER_TORCH_SEGMENT,     // vrambroker_torch_malloc()
-  VRAMBROKER_TORCH_SEGMENT_NOW  // a segment of what is free now: PyTorch will ask again
+  VRAMBROKER_TORCH_SEGMENT_NOW  // a segment from free memory only: PyTorch will ask again
 };
 
-// What a client begins with: a call is one look and one jump away from the core.
+// Start of a client: a call reaches the core with one load and one jump.
 struct vrambroker_client {
   const vrambroker_core* core;
 };
 
-// Of no type with a destructor: PyTorch calls while the process exits, when those have run.
+// Has no type with a destructor: PyTorch calls during process exit, after destructors have run.
 struct vrambroker_core_error {
   int code;
   bool has_oom;
   vrambroker_out_of_memory oom;
-  const char* oom_json;  // the core's, until this thread's next error; null: no refusal, or no memory for its report
+  const char* oom_json;  // the core's, until this thread's next error; null: no refusal, or no memory for the report
   char message[2048];
 };
 
-// Arguments were checked for null pointers, pointers to fill are null, and nothing throws but torch_throw.
+// Arguments are checked for null pointers, output pointers are null, and only torch_throw throws.
 struct vrambroker_core {
   uint32_t version;
-  // The error of this thread's last call that returned one. The library keeps it: a core may serve several libraries,
-  // and the error is for the one that called.
+  // The error of this thread's last failed call. The library keeps the error: a core may serve several libraries, and
+  // the error belongs to the calling library.
   const vrambroker_core_error* (*last_error)();
-  // gRPC is in use, and does not survive a fork(). A failed connect() may have left it alone.
+  // gRPC is in use, and does not survive a fork(). A failed connect() may not have started gRPC.
   bool (*uses_grpc)();
-  // This process was made by fork() when it was.
+  // True in a process forked while gRPC was in use.
   bool (*is_forked)();
   int (*connect)(const vrambroker_options* options, vrambroker_client** client);
   int (*disconnect)(vrambroker_client* client);
@@ -62,7 +62,7 @@ struct vrambroker_core {
                       void** pointer);
   int (*lease_segment)(vrambroker_client* client, uint64_t bytes, int device, const int* give_up, void** pointer);
   int (*try_lease_segment)(vrambroker_client* client, uint64_t bytes, int device, void** pointer);
-  // `stream` null: of the whole device.
+  // `stream` null: waits for the whole device.
   int (*return_segment)(vrambroker_client* client, void* pointer, const uint64_t* stream);
   int (*report_segment_use)(vrambroker_client* client, int device, const vrambroker_segment_use* use);
   int (*serve_trims)(vrambroker_client* client, bool on);
@@ -84,22 +84,22 @@ struct vrambroker_core {
   int (*snapshot_json)(vrambroker_client* client, bool with_history, char* buffer, size_t size, size_t* needed);
   uint32_t (*scope_begin)(const char* name, const char* file, int line);
   void (*scope_end)(uint32_t outer);
-  // Of the client that PyTorch's functions share.
+  // For the client shared by PyTorch's functions.
   int (*torch_connect)(const vrambroker_options* options);
   int (*torch_client)(vrambroker_client** client);
   int (*torch_device)(int cuda_device, int* device);
   int (*torch_malloc)(uint64_t bytes, int device, uint64_t stream, vrambroker_torch_memory what, void** pointer);
   int (*torch_free)(void* pointer);                                    // a block
-  int (*torch_return_segment)(void* pointer, const uint64_t* stream);  // null: of the whole device
+  int (*torch_return_segment)(void* pointer, const uint64_t* stream);  // null: the whole device
   int (*torch_record_stream)(void* pointer, uint64_t stream);
-  // Throws PyTorch's OutOfMemoryError; returns where there is no PyTorch, or one that this cannot be done with.
+  // Throws PyTorch's OutOfMemoryError; returns without PyTorch, or with an unsupported PyTorch.
   void (*torch_throw)(const char* message);
 };
 
 extern "C" {
-// The core's symbols. Null when it is not of `version`.
+// The core's function table. Null: not of `version`.
 VRAMBROKER_API const vrambroker_core* vrambroker_core_v1(uint32_t version);
-// Which release it is of, such as "0.1.0"; in every version. For error messages.
+// The core's release, such as "0.1.0"; present in every version. For error messages.
 VRAMBROKER_API const char* vrambroker_core_release(void);
 }
 using VrambrokerCoreV1 = const vrambroker_core* (*)(uint32_t version);

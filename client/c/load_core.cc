@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libvrambroker.so: finds or loads the core when it is first needed, and knows when a fork() has made it useless.
+// libvrambroker.so: finds or loads the core at first use, and detects a fork() that has made the core unusable.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -24,21 +24,22 @@ namespace {
 
 constexpr char kCoreName[] = "libvrambroker-core.so";
 
-char own_path[PATH_MAX];  // links followed; empty when it could not be found out
+char own_path[PATH_MAX];  // links resolved; empty when unknown
 
 std::atomic<const vrambroker_core*> loaded{nullptr};
 pthread_mutex_t load_mutex = PTHREAD_MUTEX_INITIALIZER;
 std::atomic<bool> loading{false};
 std::atomic<bool> forked{false};
 
-// In a child made by fork(). A core without gRPC's threads works there, one that another thread was loading does not.
+// Runs in a child made by fork(). A core without gRPC's threads works in the child; a core being loaded by another
+// thread does not.
 void AfterFork() {
   const vrambroker_core* const core = loaded.load(std::memory_order_relaxed);
   if (loading.load(std::memory_order_relaxed) || (core != nullptr && core->uses_grpc())) forked.store(true);
-  pthread_mutex_init(&load_mutex, nullptr);  // another thread may have had it
+  pthread_mutex_init(&load_mutex, nullptr);  // another thread may have held the lock
 }
 
-// When the library is loaded: a relative path may mean nothing later.
+// Runs at load: a relative path may be invalid later.
 [[gnu::constructor]] void AtLoad() {
   Dl_info info;
   if (dladdr(reinterpret_cast<const void*>(&AtLoad), &info) == 0 || realpath(info.dli_fname, own_path) == nullptr) {
@@ -47,15 +48,16 @@ void AfterFork() {
   pthread_atfork(nullptr, nullptr, &AfterFork);
 }
 
-// Where `name` is, as the program's own libraries find it. Null when nowhere.
+// The file defining `name`, as found by the program's own libraries. Null: not found.
 const void* FileWith(void* program, const char* name) {
   Dl_info info;
   void* const found = dlsym(program, name);
   return found != nullptr && dladdr(found, &info) != 0 ? info.dli_fbase : nullptr;
 }
 
-// A program with a gRPC or protobuf of its own in its global symbols would have the core use that one. RTLD_DEEPBIND
-// keeps them apart, but also the core's malloc() from one that replaces the C library's, which cannot be mixed.
+// A program with gRPC or protobuf in its global symbols would make the core use the program's copy. RTLD_DEEPBIND
+// separates the copies, but also separates the core's malloc() from a replacement of the C library's, and these cannot
+// be mixed.
 int DeepBindIfNeeded() {
   int flag = 0;
 #ifdef RTLD_DEEPBIND
@@ -73,12 +75,12 @@ int DeepBindIfNeeded() {
 
 // ---- Another copy of this library in the process ----
 
-// Two cores would describe the same messages to one protobuf, which ends the process. So a second copy of this library
-// uses the core that the first has loaded.
+// Two cores would register the same messages with one protobuf, and protobuf would end the process. So a second copy of
+// this library uses the core loaded by the first copy.
 
-// What copies exclude one another with while they look and load: a lock on a file that only this process and its user
-// have, since nothing in memory is known to all of them. Where there is no /proc, two copies that load their cores at
-// the same moment are not kept apart.
+// Makes copies exclude each other while finding and loading the core: locks a file owned by this process and its user,
+// since the copies share no known memory. Without /proc, two copies loading their cores at the same moment are not kept
+// apart.
 class OneCopyAtATime {
  public:
   OneCopyAtATime() : file_(open("/proc/self/maps", O_RDONLY | O_CLOEXEC)) {
@@ -87,7 +89,7 @@ class OneCopyAtATime {
   }
   ~OneCopyAtATime() {
     if (file_ < 0) return;
-    (void)flock(file_, LOCK_UN);  // a child made by fork() meanwhile has the file open, too
+    (void)flock(file_, LOCK_UN);  // a child forked meanwhile also has the file open
     close(file_);
   }
   OneCopyAtATime(const OneCopyAtATime&) = delete;
@@ -98,7 +100,7 @@ class OneCopyAtATime {
 };
 
 struct LoadedFile {
-  size_t skip;  // so many of that name
+  size_t skip;  // matches to skip
   char path[PATH_MAX];
 };
 
@@ -109,7 +111,7 @@ int TakeIfCore(dl_phdr_info* info, size_t /*size*/, void* argument) {
   return 1;
 }
 
-// The core that is loaded already, with its path. Null when there is none.
+// The core already loaded, with its path. Null: no core is loaded.
 void* FindLoadedCore(char (&path)[PATH_MAX]) {
   for (size_t i = 0;; ++i) {
     LoadedFile file = {.skip = i, .path = {}};
@@ -126,7 +128,7 @@ void* FindLoadedCore(char (&path)[PATH_MAX]) {
 
 // ---- Loading ----
 
-// The table of `library`, the core at `path`. Null: the error says why.
+// The function table of `library`, the core at `path`. Null: the error says why.
 const vrambroker_core* TableOf(void* library, const char* path, bool is_anothers) {
   const auto get = reinterpret_cast<VrambrokerCoreV1>(dlsym(library, "vrambroker_core_v1"));
   const vrambroker_core* const core = get == nullptr ? nullptr : get(kVrambrokerCoreVersion);
@@ -149,7 +151,7 @@ const vrambroker_core* TableOf(void* library, const char* path, bool is_anothers
   return nullptr;
 }
 
-// dlerror() has said `why`, which has the names of libstdc++'s versions in every translation.
+// Reports dlerror()'s text `why`; libstdc++'s version names appear in every translation.
 void FailToLoad(const char* core, const char* why) {
   if (why == nullptr) why = "unknown";
   if (std::strstr(why, "GLIBCXX_") != nullptr || std::strstr(why, "CXXABI_") != nullptr) {
@@ -181,7 +183,7 @@ const vrambroker_core* Load() {
   if (void* const library = FindLoadedCore(path)) {
     return TableOf(library, path, /*is_anothers=*/std::strcmp(path, own_core) != 0);
   }
-  // Local: its symbols, and those of gRPC and protobuf, stay out of the program's. Never closed: gRPC has threads.
+  // Local: keeps the core's, gRPC's and protobuf's symbols out of the program. Never closed: gRPC has threads.
   void* const library = dlopen(own_core, RTLD_NOW | RTLD_LOCAL | DeepBindIfNeeded());
   if (library == nullptr) {
     FailToLoad(own_core, dlerror());

@@ -9,27 +9,27 @@
 
 namespace vrambroker {
 
-// A text of any length that each thread keeps for itself, until it keeps another one or ends. Not thread_local: a
-// destructor there needs the C++ library, and the main thread's would have run when PyTorch calls for the last time.
-// One for the whole process: it is never destroyed. Safe to call from any thread.
+// A text of any length per thread, kept until the thread keeps another text or ends. Not thread_local: a destructor
+// would need the C++ library, and on the main thread would run before PyTorch's last call. A single object per process,
+// never destroyed. Thread-safe.
 class ThreadText {
  public:
   ThreadText() noexcept : made_(pthread_key_create(&key_, &std::free) == 0) {}
   ThreadText(const ThreadText&) = delete;
   ThreadText& operator=(const ThreadText&) = delete;
 
-  // Keeps a copy, and returns it. Null: none is kept now, since `text` is null or there is no memory for it.
+  // Keeps and returns a copy. Null: no text is kept now, since `text` is null or memory ran out.
   const char* Keep(const char* text) {
     if (!made_) return nullptr;
     char* const copy = text == nullptr ? nullptr : ::strdup(text);
     std::free(pthread_getspecific(key_));
     if (pthread_setspecific(key_, copy) == 0) return copy;
-    // It needs memory only where the thread has kept nothing so far.
+    // Needs memory only for a thread's first text.
     std::free(copy);
     return nullptr;
   }
 
-  // What this thread keeps; null: nothing.
+  // The text of this thread; null: none.
   const char* Get() const { return made_ ? static_cast<const char*>(pthread_getspecific(key_)) : nullptr; }
 
  private:

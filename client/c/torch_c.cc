@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libvrambroker.so: the functions that PyTorch calls, and what they were refused.
+// libvrambroker.so: the functions called by PyTorch, and a log of their refusals.
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -37,18 +37,18 @@ constexpr size_t kRefusalV1 = offsetof(vrambroker_torch_refusal, out_of_memory) 
                               offsetof(vrambroker_out_of_memory, waited_ms) + sizeof(uint64_t);
 constexpr size_t kOriginV1 = offsetof(vrambroker_torch_refusal_origin, served_since) + sizeof(int);
 pthread_mutex_t refusals_mutex = PTHREAD_MUTEX_INITIALIZER;
-vrambroker_torch_refusal refusals[kRefusals];  // guarded by refusals_mutex; the n-th is at n % kRefusals
-char* reports[kRefusals];                      // guarded by refusals_mutex; of each, as JSON, or null
+vrambroker_torch_refusal refusals[kRefusals];  // guarded by refusals_mutex; refusal n is at n % kRefusals
+char* reports[kRefusals];                      // guarded by refusals_mutex; per refusal, as JSON, or null
 struct Origin {
   uint64_t thread;
   int64_t time_ms;
   bool served_since;
 };
-Origin origins[kRefusals];              // guarded by refusals_mutex; of each
-thread_local bool was_refused = false;  // this thread, and has not been served as much since
+Origin origins[kRefusals];              // guarded by refusals_mutex; per refusal
+thread_local bool was_refused = false;  // this thread has a refusal without a later grant of as much
 uint64_t refused = 0;                   // guarded by refusals_mutex
 
-[[gnu::constructor]] void RenewLockInChildren() {  // another thread of the parent may have had it
+[[gnu::constructor]] void RenewLockInChildren() {  // another thread of the parent may have held the lock
   pthread_atfork(nullptr, nullptr, [] { pthread_mutex_init(&refusals_mutex, nullptr); });
 }
 
@@ -62,7 +62,7 @@ uint64_t ThisThread() {
   return static_cast<uint64_t>(syscall(SYS_gettid));
 }
 
-// NoteServed: this thread has got `bytes`, so that no error comes of its refusals of as much.
+// Notes a grant of `bytes` to this thread: earlier refusals of as much were then no error.
 void NoteServed(uint64_t bytes) {
   if (!was_refused) return;
   const uint64_t thread = ThisThread();
@@ -77,7 +77,7 @@ void NoteServed(uint64_t bytes) {
   was_refused = is_any_left;
 }
 
-// The last error of this thread was the answer to a request for `bytes`.
+// Records this thread's last error as the answer to a request for `bytes`.
 void Remember(uint64_t bytes, int device) {
   const Error& error = LastError();
   pthread_mutex_lock(&refusals_mutex);
@@ -99,11 +99,11 @@ void Remember(uint64_t bytes, int device) {
 
 // ---- Bytes held in blocks, against torch.cuda.set_per_process_memory_fraction() ----
 
-constexpr int kDevices = 64;  // as many as PyTorch can have
+constexpr int kDevices = 64;  // PyTorch's maximum
 ByteCap caps[kDevices];
 
 bool Charge(uint64_t bytes, int device) {
-  if (device < 0 || device >= kDevices) return true;  // the core refuses it
+  if (device < 0 || device >= kDevices) return true;  // the core refuses such a device
   const ByteCap::Charged charged = caps[device].Charge(bytes);
   if (charged.ok) return true;
   Fail(VRAMBROKER_RESOURCE_EXHAUSTED,
@@ -135,15 +135,15 @@ void* TorchMalloc(const char* function, ssize_t size, int device, void* stream, 
       if (pointer == nullptr && what == VRAMBROKER_TORCH_BLOCK) Uncharge(bytes, device);
     }
   }
-  if (pointer == nullptr && what == VRAMBROKER_TORCH_SEGMENT_NOW) return nullptr;  // no refusal yet
+  if (pointer == nullptr && what == VRAMBROKER_TORCH_SEGMENT_NOW) return nullptr;  // not a refusal yet
   if (pointer == nullptr) {
     Remember(bytes, device);
     Tell(function);
     return nullptr;
   }
   NoteServed(bytes);
-  // From exit() on nothing is given back: the daemon takes the process's memory with the process. Registered after all
-  // that the core keeps has been made, and so called before any of it is destroyed.
+  // After exit() begins, memory is no longer returned: the daemon reclaims it with the process. Registered after the
+  // core has made its objects, so called before their destruction.
   if (!registered.load(std::memory_order_relaxed) && !registered.exchange(true)) {
     (void)std::atexit([] { exiting.store(true); });
   }
@@ -227,7 +227,7 @@ void* vrambroker_torch_malloc(ssize_t size, int device, void* stream) {
   return TorchMalloc(__func__, size, device, stream, VRAMBROKER_TORCH_SEGMENT);
 }
 
-// PyTorch names the stream that it allocated for, which was the current one of its thread.
+// PyTorch passes the stream of the allocation, the current stream of its thread then.
 void vrambroker_torch_free(void* pointer, ssize_t /*size*/, int /*device*/, void* stream) {
   const uint64_t number = reinterpret_cast<uintptr_t>(stream);
   TorchReturnSegment(__func__, pointer, &number);

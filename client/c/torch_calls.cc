@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libvrambroker.so: answers the calls of cudaMalloc(), cudaFree() and cudaMemGetInfo() that one library of the process
-// makes, which is PyTorch's own caching allocator. Its table of imported functions is changed for these three; nothing
-// else in the process notices.
+// libvrambroker.so: answers calls of cudaMalloc(), cudaFree() and cudaMemGetInfo() by a single library of the process,
+// PyTorch's own caching allocator. Redirects these three in the library's import table; the rest of the process is not
+// affected.
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
@@ -24,7 +24,7 @@ using namespace vrambroker::c_library;  // NOLINT(google-build-using-namespace):
 
 namespace {
 
-// As cudaError_t has them.
+// Values of cudaError_t.
 constexpr int kCudaSuccess = 0;
 constexpr int kCudaInvalidValue = 1;
 constexpr int kCudaOutOfMemory = 2;
@@ -36,7 +36,7 @@ using GetDeviceFunction = int (*)(int* device);
 using SetDeviceFunction = int (*)(int device);
 using IsCapturingFunction = int (*)(void* stream, int* status);
 using GetLastErrorFunction = int (*)();
-// c10::cuda::CUDAStream, which is returned in two registers: its device's type and index, and its number.
+// c10::cuda::CUDAStream as returned in two registers: type and index of its device, and its number.
 struct TorchStream {
   int64_t device;
   int64_t id;
@@ -55,16 +55,16 @@ std::atomic<GetLastErrorFunction> get_last_error{nullptr};
 std::atomic<CurrentStreamFunction> current_stream{nullptr};
 std::atomic<StreamFunction> stream_of{nullptr};
 
-// ---- What was handed out ----
+// ---- Segments handed out ----
 
 struct Segment {
   void* pointer;
-  uint64_t stream;  // whose work uses it
-  bool has_stream;  // else any
+  uint64_t stream;  // used by the stream's work
+  bool has_stream;  // otherwise used by any stream
 };
 
 pthread_mutex_t segments_mutex = PTHREAD_MUTEX_INITIALIZER;
-Segment* segments = nullptr;  // guarded by segments_mutex, as are the next two
+Segment* segments = nullptr;  // guarded by segments_mutex, like segment_count and segment_room
 size_t segment_count = 0;
 size_t segment_room = 0;
 
@@ -84,7 +84,7 @@ bool AddSegment(const Segment& segment) {
   return added;
 }
 
-// False when it is none of ours.
+// False: not our segment.
 bool RemoveSegment(const void* pointer, Segment* removed) {
   pthread_mutex_lock(&segments_mutex);
   size_t i = 0;
@@ -100,8 +100,8 @@ bool RemoveSegment(const void* pointer, Segment* removed) {
 
 // ---- The calls ----
 
-// The broker's client puts the caller's device back, with a runtime of its own. Where this library's runtime does not
-// see that, it is put back here, too; only there, since choosing a device makes a context on it.
+// The broker's client restores the caller's device, with its own runtime. When this library's runtime does not see
+// that, restore the device here, too; only then, since choosing a device creates a context on it.
 class KeepsDevice {
  public:
   KeepsDevice() { known_ = Get(&device_); }
@@ -127,11 +127,11 @@ class KeepsDevice {
 std::atomic<int> captures{0};  // and pools in use
 std::atomic<int> calls_under_way{0};
 
-// Fills in whose work a new segment is for. PyTorch allocates for the current stream of the thread that asks
-// (allocate() in c10/cuda/CUDACachingAllocator.cpp, up to 2.11), but tells cudaMalloc() and cudaFree() nothing of it.
-// What is allocated for a CUDA graph is used by the streams that the graph runs on, whatever they are.
+// Fills in the stream of a new segment. PyTorch allocates for the current stream of the requesting thread (allocate()
+// in c10/cuda/CUDACachingAllocator.cpp, up to 2.11), but passes no stream to cudaMalloc() and cudaFree(). Any streams
+// running a CUDA graph use memory allocated for the graph.
 #ifdef __clang__
-__attribute__((no_sanitize("function")))  // PyTorch's functions are called without its headers
+__attribute__((no_sanitize("function")))  // calls PyTorch's functions without PyTorch's headers
 #endif
 void FindStream(Segment* segment) {
   const CurrentStreamFunction current = current_stream.load();
@@ -140,11 +140,11 @@ void FindStream(Segment* segment) {
   const GetLastErrorFunction clear_error = get_last_error.load();
   if (current == nullptr || of == nullptr || capturing == nullptr || clear_error == nullptr) return;
   if (captures.load() > 0) return;
-  const TorchStream stream = current(/*device=*/-1);  // of the current one
+  const TorchStream stream = current(/*device=*/-1);  // of the current device
   void* const handle = of(&stream);
   int status = 0;
   if (capturing(handle, &status) != kCudaSuccess) {
-    (void)clear_error();  // or PyTorch takes it for that of its next kernel
+    (void)clear_error();  // otherwise PyTorch would blame its next kernel
     return;
   }
   if (status != 0) return;
@@ -152,15 +152,15 @@ void FindStream(Segment* segment) {
   segment->has_stream = true;
 }
 
-// What the last call of this thread was refused; 0 bytes: it was not. When PyTorch gets no segment it frees what it
-// caches and calls again, for the same (alloc_block() in c10/cuda/CUDACachingAllocator.cpp, up to 2.11).
+// The refused last call of this thread; 0 bytes: not refused. Without a segment, PyTorch frees its cache and calls
+// again for the same size (alloc_block() in c10/cuda/CUDACachingAllocator.cpp, up to 2.11).
 struct Refused {
   size_t bytes;
   int device;
 };
 thread_local Refused last_refused = {};
 
-// A segment of the broker, or null.
+// A segment from the broker, or null.
 void* Lease(size_t bytes, int device) {
   const Refused last = last_refused;
   last_refused = {};
@@ -202,7 +202,7 @@ int Free(void* pointer) {
   return kCudaSuccess;
 }
 
-// Of this process's share: what its limit leaves, not what the GPU has.
+// For this process's share: free memory under the process's limit, rather than on the GPU.
 int MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   const int code = real_mem_get_info.load()(free_bytes, total_bytes);
   if (!serving.load() || code != kCudaSuccess || free_bytes == nullptr || total_bytes == nullptr) return code;
@@ -228,14 +228,14 @@ int MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 struct Import {
   const char* name;
   void* ours;
-  // Found in the library: one to call through, maybe another one that holds the function's address.
+  // Found in the library: a slot for calls, possibly more slots with the function's address.
   static constexpr size_t kMaxSlots = 4;
   void** slots[kMaxSlots];
   bool read_only[kMaxSlots];
   size_t count;
 };
 
-// What the loader has at an address.
+// The loader's data at an address.
 template <typename Type>
 Type* At(ElfW(Addr) address) {
   return reinterpret_cast<Type*>(address);  // NOLINT(performance-no-int-to-ptr)
@@ -278,7 +278,7 @@ int Look(dl_phdr_info* info, size_t /*size*/, void* argument) {
     }
   }
   if (dynamic == nullptr) return 1;
-  // Whole pages, as the loader protects them.
+  // Whole pages, as protected by the loader.
   const ElfW(Addr) in_page = static_cast<ElfW(Addr)>(sysconf(_SC_PAGESIZE)) - 1;
   relro_begin &= ~in_page;
   relro_end &= ~in_page;
@@ -287,7 +287,7 @@ int Look(dl_phdr_info* info, size_t /*size*/, void* argument) {
   const ElfW(Rela) * tables[2] = {};
   size_t sizes[2] = {};
   for (; dynamic->d_tag != DT_NULL; ++dynamic) {
-    const ElfW(Addr) address = dynamic->d_un.d_ptr;  // the loader has added the base already, where it did
+    const ElfW(Addr) address = dynamic->d_un.d_ptr;  // some loaders have added the base already
     const ElfW(Addr) there = address >= base ? address : base + address;
     switch (dynamic->d_tag) {
       case DT_SYMTAB:
@@ -331,7 +331,7 @@ int Look(dl_phdr_info* info, size_t /*size*/, void* argument) {
   return 1;
 }
 
-// Into all slots of `import`, or false.
+// Writes `value` into all slots of `import`, or returns false.
 bool Write(const Import& import, void* value) {
   const auto page_size = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   for (size_t i = 0; i < import.count; ++i) {
@@ -343,7 +343,7 @@ bool Write(const Import& import, void* value) {
   return true;
 }
 
-// What `import` called so far. When it was never called, the slot may still lead to the loader.
+// The current target of `import`. Before the first call, the slot may still point to the loader.
 void* Present(void* library, const char* path, const Import& import) {
   void* const value = __atomic_load_n(import.slots[0], __ATOMIC_ACQUIRE);
   Dl_info info;
@@ -359,7 +359,7 @@ Function As(void* address) {
 pthread_mutex_t take_mutex = PTHREAD_MUTEX_INITIALIZER;
 bool taken = false;  // guarded by take_mutex
 
-[[gnu::constructor]] void RenewLocksInChildren() {  // other threads of the parent may have had them
+[[gnu::constructor]] void RenewLocksInChildren() {  // other threads of the parent may have held the locks
   pthread_atfork(nullptr, nullptr, [] {
     pthread_mutex_init(&segments_mutex, nullptr);
     pthread_mutex_init(&take_mutex, nullptr);
@@ -372,7 +372,7 @@ int Take(const char* name) {
   Import imports[] = {{"cudaMalloc", reinterpret_cast<void*>(&Malloc), {}, {}, 0},
                       {"cudaFree", reinterpret_cast<void*>(&Free), {}, {}, 0},
                       {"cudaMemGetInfo", reinterpret_cast<void*>(&MemGetInfo), {}, {}, 0}};
-  static Search search;  // of 4 KiB
+  static Search search;  // 4 KiB
   search = {.library = name, .imports = imports, .count = sizeof imports / sizeof *imports};
   dl_iterate_phdr(&Look, &search);
   if (!search.found) return Fail(VRAMBROKER_NOT_FOUND, "no %s is loaded in this process", name);
@@ -382,7 +382,7 @@ int Take(const char* name) {
                   search.path, import.name);
     }
   }
-  void* const library = dlopen(search.path, RTLD_LAZY | RTLD_NOLOAD);  // kept: ours is called from it
+  void* const library = dlopen(search.path, RTLD_LAZY | RTLD_NOLOAD);  // kept open: the library calls our functions
   if (library == nullptr) return Fail(VRAMBROKER_NOT_FOUND, "%s cannot be opened: %s", search.path, dlerror());
   real_malloc = As<MallocFunction>(Present(library, search.path, imports[0]));
   real_free = As<FreeFunction>(Present(library, search.path, imports[1]));
@@ -397,7 +397,7 @@ int Take(const char* name) {
   if (real_malloc.load() == nullptr || real_free.load() == nullptr || real_mem_get_info.load() == nullptr) {
     return Fail(VRAMBROKER_UNIMPLEMENTED, "the CUDA runtime of %s is not found", search.path);
   }
-  // cudaFree first: what it does not know is freed as before.
+  // cudaFree first: it frees unknown pointers as before.
   void* const real[] = {reinterpret_cast<void*>(real_malloc.load()), reinterpret_cast<void*>(real_free.load()),
                         reinterpret_cast<void*>(real_mem_get_info.load())};
   for (const size_t i : {1, 0, 2}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The core's part for PyTorch: one client for the process, and its exception for want of memory.
+// The core's part for PyTorch: a shared client for the process, and PyTorch's out-of-memory exception.
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
@@ -29,14 +29,14 @@ namespace {
 // Never destroyed: PyTorch may call until the very end.
 struct TorchClient {
   CoreClient core;
-  std::vector<int> ordinals;  // the daemon's, by CUDA's in this process; empty on the host device: the same
+  std::vector<int> ordinals;  // the daemon's ordinals, by CUDA ordinal in this process; empty on the host device: equal
 };
 
 // NOLINTNEXTLINE(bugprone-throwing-static-initialization): without memory for it nothing else works either
 Mutex& mu = *new Mutex(lock_level::kConnect);
 TorchClient* shared = nullptr;  // guarded by mu
 
-// A child that may use the core is one of a process without a client, in which another thread may have been connecting.
+// A child able to use the core comes from a process without a client; another thread may have been connecting there.
 [[gnu::constructor]] void RenewLockInChildren() {
   pthread_atfork(nullptr, nullptr, [] { new (&mu) Mutex(lock_level::kConnect); });
 }
@@ -60,7 +60,7 @@ absl::StatusOr<std::vector<int>> OrdinalsByCuda(const std::vector<DeviceInfo>& d
 absl::StatusOr<TorchClient*> Connect(const ClientOptions& options) {
   absl::StatusOr<Client> client = Client::Connect(options);
   if (!client.ok()) return client.status();
-  // PyTorch gives many segments back in a row, with its allocator locked: a daemon that is stopped must not stop it.
+  // PyTorch returns many segments in a row, holding its allocator's lock: a stopped daemon must not stop PyTorch.
   client->BeginEnd();
   absl::StatusOr<std::vector<int>> ordinals = OrdinalsByCuda(client->devices());
   if (!ordinals.ok()) return ordinals.status();
@@ -68,7 +68,7 @@ absl::StatusOr<TorchClient*> Connect(const ClientOptions& options) {
   return shared;
 }
 
-// Connects from the environment at first use, when CoreTorchConnect() has not.
+// Connects from the environment at first use, unless CoreTorchConnect() has connected.
 absl::StatusOr<TorchClient*> Torch() {
   MutexLock lock(mu);
   if (shared != nullptr) return shared;
@@ -93,7 +93,7 @@ absl::StatusOr<int> Ordinal(const TorchClient& torch, int cuda_device) {
 
 // ---- c10::OutOfMemoryError, without PyTorch's headers ----
 
-// As c10/util/Exception.h has it, in all versions from 2.0 to 2.11.
+// As in c10/util/Exception.h, in all versions from 2.0 to 2.11.
 struct SourceLocation {
   const char* function;
   const char* file;
@@ -103,10 +103,11 @@ struct SourceLocation {
 constexpr char kThrower[] = "vrambroker_torch_cached_malloc";
 constexpr char kThrowerFile[] = "libvrambroker.so";
 
-// More than any c10::Error takes (about 200 bytes).
+// More than the size of any c10::Error (about 200 bytes).
 constexpr size_t kErrorBytes = 1024;
 
-// The path of a loaded library whose file name begins so: distributions add versions. Empty when there is none.
+// The path of a loaded library with file name `library`, or with a suffix: distributions add versions. Empty: not
+// loaded.
 std::string LoadedPath(const std::string& library) {
   std::pair<std::string, std::string> search(library, "");
   dl_iterate_phdr(
@@ -126,12 +127,12 @@ void* Symbol(const char* library, const char* name) {
   const std::string path = LoadedPath(library);
   void* const handle = path.empty() ? nullptr : dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (handle == nullptr) return nullptr;
-  void* const found = dlsym(handle, name);  // also in the libraries that it needs
+  void* const found = dlsym(handle, name);  // also searches the libraries that it needs
   dlclose(handle);
   return found;
 }
 
-// What `library` itself calls by that name: the program's own come first.
+// The symbol bound by `library` itself for `name`: the program's own symbols come first.
 void* BoundSymbol(const char* library, const char* name) {
   void* const program = dlopen(nullptr, RTLD_LAZY);
   void* const found = program == nullptr ? nullptr : dlsym(program, name);
@@ -216,10 +217,11 @@ int CoreTorchRecordStream(void* pointer, uint64_t stream) {
   });
 }
 
-// The exception is made of parts that PyTorch's libraries export: the constructor of its base, from libc10.so, and its
-// own type and table of functions, which every library that throws it has. PyTorch's C++ runtime throws it, as it
-// counts and frees what PyTorch catches: in a bundle the core has another one. Where a part is missing (builds with the
-// C++ library's old strings), what is thrown is its base, a RuntimeError in Python. Without PyTorch: nothing.
+// Builds the exception from parts exported by PyTorch's libraries: the constructor of its base class, from libc10.so,
+// and the exception's type and function table, present in every library that throws the exception. Throws with
+// PyTorch's C++ runtime, since the same runtime must count and free the exception: in a bundle the core has a separate
+// runtime. When a part is missing (builds with the C++ library's old strings), throws the base class, a RuntimeError in
+// Python. Without PyTorch, does nothing.
 void CoreTorchThrow(const char* message) {
   using Construct = void (*)(void* self, SourceLocation where, std::string what);
   using Allocate = void* (*)(size_t bytes);
@@ -241,7 +243,7 @@ void CoreTorchThrow(const char* message) {
   }
   std::unique_ptr<void, Release> error(allocate(kErrorBytes), release);
   construct(error.get(), {.function = kThrower, .file = kThrowerFile, .line = 0}, message);
-  // Two words before the functions: the offset to the top, and the type. The first function is the destructor.
+  // Two words precede the functions: the offset to the top, and the type. The first function is the destructor.
   *static_cast<void***>(error.get()) = table + 2;
   throw_it(error.release(), type, reinterpret_cast<void (*)(void*)>(table[2]));
 }

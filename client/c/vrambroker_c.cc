@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libvrambroker.so: checks arguments and keeps errors; the core does the rest. It uses nothing of C++ that needs a
-// library: C programs get no libstdc++ into their symbols.
+// libvrambroker.so: checks arguments and keeps errors; the core does the rest. Uses no part of C++ that needs a
+// library: C programs get no libstdc++ among their symbols.
 #include <algorithm>
 #include <cstdarg>
 #include <cstddef>
@@ -20,12 +20,12 @@ namespace {
 // ---- Errors ----
 
 thread_local Error last_error;
-ThreadText last_report;  // of the last error that has one
+ThreadText last_report;  // of the last error with a report
 
 }  // namespace
 
 int Fail(int code, const char* format, ...) {
-  char text[sizeof last_error.message];  // what is printed may be the last message
+  char text[sizeof last_error.message];  // separate buffer: the arguments may include the last message
   va_list arguments;
   va_start(arguments, format);
   // NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized): a false report of clang 14 when it checks several files
@@ -40,7 +40,7 @@ int Fail(int code, const char* format, ...) {
 int KeepError(const vrambroker_core* core) {
   last_error = *core->last_error();
   if (last_error.has_oom) (void)last_report.Keep(last_error.oom_json);
-  last_error.oom_json = nullptr;  // the core's, and soon another one's
+  last_error.oom_json = nullptr;  // owned by the core, and soon replaced
   return last_error.code;
 }
 
@@ -73,7 +73,7 @@ int BadStruct(const char* function, size_t struct_size) {
 
 // ---- Structs that may grow ----
 
-// The fields up to these are in every version.
+// Every version has the fields up to these.
 constexpr size_t kOptionsV1 = offsetof(vrambroker_options, context) + sizeof(void*);
 constexpr size_t kOutOfMemoryV1 = offsetof(vrambroker_out_of_memory, advice) + sizeof(vrambroker_out_of_memory::advice);
 constexpr size_t kSessionV1 = offsetof(vrambroker_session, name) + sizeof(vrambroker_session::name);
@@ -84,11 +84,11 @@ constexpr size_t kTrimV1 = offsetof(vrambroker_trim, device) + sizeof(int);
 
 }  // namespace
 
-// `options` with what its program does not know at its default. False: an error is remembered.
+// Copies `options`; options unknown to the program get their default. False: an error is remembered.
 bool ReadOptions(const char* function, const vrambroker_options* options, vrambroker_options* known) {
   *known = VRAMBROKER_OPTIONS_INIT;
   if (options == nullptr) return true;
-  // First what has been, and will be, in the same place in every version.
+  // Check first the fields with a fixed place in every version.
   if (options->struct_size < offsetof(vrambroker_options, placement)) {
     return BadStruct(function, options->struct_size) == VRAMBROKER_OK;
   }
@@ -109,7 +109,7 @@ bool ReadOptions(const char* function, const vrambroker_options* options, vrambr
       return false;
     }
   }
-  // A program that was compiled before an option came leaves it at its default.
+  // A program compiled before an option existed leaves the option at its default.
   std::memset(known, 0, sizeof *known);
   std::memcpy(known, options, std::min(options->struct_size, sizeof *known));
   return true;
@@ -121,7 +121,7 @@ using namespace vrambroker::c_library;  // NOLINT(google-build-using-namespace):
 
 #define VRAMBROKER_REQUIRE(argument) \
   if ((argument) == nullptr) return NullArgument(__func__, #argument)
-// Not where every instruction counts: those functions of the client look themselves.
+// Not for hot functions: there the client checks.
 #define VRAMBROKER_REQUIRE_CLIENT(client) \
   VRAMBROKER_REQUIRE(client);             \
   if (const int code = CheckNotForked(); code != VRAMBROKER_OK) return code
@@ -249,7 +249,7 @@ int vrambroker_connect(const vrambroker_options* options, vrambroker_client** cl
 int vrambroker_disconnect(vrambroker_client* client) {
   if (client == nullptr) return VRAMBROKER_OK;
   VRAMBROKER_REQUIRE_CLIENT(client);
-  const vrambroker_core* const core = client->core;  // the client goes
+  const vrambroker_core* const core = client->core;  // disconnect() destroys the client
   return Kept(core, core->disconnect(client));
 }
 
@@ -357,7 +357,7 @@ int vrambroker_try_lease_segment(vrambroker_client* client, uint64_t bytes, int 
 int vrambroker_report_segment_use(vrambroker_client* client, int device, const vrambroker_segment_use* use) {
   VRAMBROKER_REQUIRE_CLIENT(client);
   VRAMBROKER_REQUIRE_STRUCT(use, kSegmentUseV1);
-  vrambroker_segment_use known = {};  // what its program does not know is 0
+  vrambroker_segment_use known = {};  // fields unknown to the program are 0
   std::memcpy(&known, use, std::min(use->struct_size, sizeof known));
   return Kept(client->core, client->core->report_segment_use(client, device, &known));
 }
