@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client in C. Takes memory, uses it, asks for more than there is, and shows the answers. Needs a running daemon:
+ * A client in C. Takes memory, uses the memory, requests more than available, and shows the answers. Needs a running
+ * daemon:
  *
  *   VRAMBROKER_SOCKET_DIR=/tmp/vrambroker vrambroker-c-client
  */

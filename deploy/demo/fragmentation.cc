@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two classic experiments with fragmentation, through a real daemon: many tensors, every other one freed, then a large
-// one. Enough bytes are free, and yet the large one needs new memory; an empty-cache helps in one case and not in the
-// other. The program says why.
+// Two classic fragmentation experiments through a real daemon: allocate many tensors, free every second tensor, then
+// request a large tensor. Enough bytes are free, yet the large tensor needs new memory; an empty-cache helps in only
+// one of the experiments. The program explains why.
 //
-// With --pause it waits for Enter after each step, so that one can look at it meanwhile: the daemon's web page,
-// vramctl summary fragmentation, a dashboard.
+// With --pause the program waits for Enter after each step, leaving time to look at the daemon's web page, vramctl
+// summary fragmentation, or a dashboard.
 //
-// Ends with exit code 0 when both ran, else 1.
+// Exits with 0 when both experiments ran, else 1.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -40,17 +40,17 @@ using vrambroker::MemoryStats;
 
 struct Experiment {
   const char* title;
-  std::vector<uint64_t> sizes;  // every other one is freed, the second, the fourth, ...
+  std::vector<uint64_t> sizes;  // frees every second tensor: the second, the fourth, ...
   uint64_t large;
 };
 
-// A free piece of a segment, where buffers have been.
+// A free part of a segment, left by freed buffers.
 struct Hole {
   uint64_t begin = 0;
   uint64_t end = 0;
 };
 
-// Holes of all segments. Freed neighbours become one, as they do in the allocator.
+// Holes of all segments. Freed neighbours merge, as in the allocator.
 class Holes {
  public:
   void Add(const Buffer& freed) {
@@ -79,7 +79,7 @@ class Holes {
   std::map<uint64_t, std::vector<Hole>> by_segment_;
 };
 
-// One step is done: a line of figures.
+// Prints a line of figures after a step.
 void Print(const char* when, const MemoryStats& stats) {
   const uint64_t reserved = stats.reserved_bytes.all.current;
   const uint64_t allocated = stats.allocated_bytes.all.current;
@@ -91,7 +91,7 @@ void Print(const char* when, const MemoryStats& stats) {
 }
 
 absl::Status Run(const Experiment& experiment) {
-  // A session of its own: each begins with an empty heap.
+  // A separate session per experiment, to begin with an empty heap.
   absl::StatusOr<Client> client = Client::Connect({.name = "fragmentation"});
   if (!client.ok()) return client.status();
   std::printf("\n%s\n", experiment.title);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A client that uses memory as the training of a small transformer does: parameters, gradients and two optimizer
-// states stay, activations come in the forward pass and go in the backward pass. Nothing is computed, but every byte
-// is written and later verified. Sizes follow from the session's limit.
+// A client using memory like the training of a small transformer: parameters, gradients and two optimizer states stay,
+// activations come in the forward pass and go in the backward pass. The client computes nothing, but writes and later
+// verifies every byte. Sizes follow from the session's limit.
 //
-// Ends with exit code 0 on SIGTERM or after --steps, if all bytes were right, and 1 otherwise.
+// Exits with 0 on SIGTERM or after --steps if all bytes were right, else 1.
 #include <signal.h>
 
 #include <algorithm>
@@ -40,10 +40,10 @@ using vrambroker::FormatBytes;
 
 volatile sig_atomic_t stop = 0;
 
-// One tensor of floats whose bytes are known.
+// A tensor of floats with known bytes.
 class Tensor {
  public:
-  // The pattern is the tensor's number, repeated: cheap to make, and different in each tensor and process.
+  // The pattern repeats the tensor's number: cheap to make, and different in each tensor and process.
   static absl::StatusOr<Tensor> Make(Client& client, uint64_t floats, uint64_t number) {
     absl::StatusOr<Buffer> buffer = client.Allocate(floats * sizeof(float));
     if (!buffer.ok()) return buffer.status();
@@ -98,7 +98,7 @@ struct Model {
     return tensors;
   }
 
-  // What the forward pass of one layer leaves for the backward pass.
+  // Tensors kept by a layer's forward pass for the backward pass.
   std::vector<uint64_t> LayerActivations() const {
     const uint64_t tokens = batch * kSequence;
     return {tokens * width,     3 * tokens * width, batch * kHeads * kSequence * kSequence,
@@ -112,7 +112,7 @@ struct Model {
     return sum;
   }
 
-  // The largest model whose tensors take about half of the limit, which leaves room for rounding and whole segments.
+  // The largest model using about half of the limit, leaving room for rounding and whole segments.
   static Model ForLimit(uint64_t limit_bytes) {
     Model model;
     while (4 * Bytes(Model{.width = model.width + 64}.Parameters()) < limit_bytes / 4) model.width += 64;
@@ -124,7 +124,7 @@ struct Model {
   }
 };
 
-// Asks for more than the limit; succeeds when it is refused as it should be.
+// Requests more than the limit; succeeds when the request is refused as expected.
 absl::Status AskBeyondLimit(Client& client) {
   const absl::StatusOr<Buffer> refused = client.Allocate(client.limit_bytes() + 1);
   const std::optional<vrambroker::OutOfMemory> oom = vrambroker::GetOutOfMemory(refused.status());

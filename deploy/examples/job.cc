@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A process that takes and drops memory as its standard input tells it, writes every byte of it, verifies every byte,
-// and prints a line of a timeline for each thing that it did. For the scripts in this folder.
+// Allocates and frees memory as directed by standard input, writes and verifies every byte, and prints a timeline line
+// for each action. For the scripts in this folder.
 //
-//   take COUNT SIZE   COUNT tensors of SIZE each, one request after the other; stops at the first one that is refused
+//   take COUNT SIZE   COUNT tensors of SIZE each, requested in sequence; stops at the first refusal
 //   drop COUNT        frees the newest COUNT tensors: their memory stays in the job's own cache
-//   verify            looks at every byte that it holds
+//   verify            checks every byte held
 //
-// Ends at the end of its input: with exit code 0, or 1 when bytes were wrong.
+// Exits at the end of input: with 0, or 1 when bytes were wrong.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -42,7 +42,7 @@ using vrambroker::Buffer;
 using vrambroker::Client;
 using vrambroker::FormatBytes;
 
-// Words of 8 bytes that differ between tensors and between places.
+// Words of 8 bytes, different for each tensor and index.
 uint64_t Word(uint64_t tensor, uint64_t index) {
   return (tensor << 40) ^ (index * 0x9E3779B97F4A7C15u);
 }
@@ -78,7 +78,7 @@ class Job {
   void Take(uint64_t count, const std::string& size) {
     const uint64_t bytes = vrambroker::ParseBytes(size).value_or(0);
     Say("asks for " + FormatBytes(count * bytes));
-    absl::Duration longest;  // of one request, without the writing
+    absl::Duration longest;  // of a single request, without the writing
     for (uint64_t i = 0; i < count; ++i) {
       const absl::Time began = absl::Now();
       absl::StatusOr<Buffer> buffer = client_.Allocate(bytes);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A training job whose sequences differ in length, for step_8847.sh. Its weights stay, and each step takes activations
-// of its own length and gives them back. Now and then it keeps a small tensor for its metrics, as jobs do: that lies
-// where there is room, in the middle of what was a segment for activations, which can never be given back from then on.
+// A training job with sequences of different lengths, for step_8847.sh. Weights stay, and each step allocates
+// activations for its sequence length and frees them. Now and then the job keeps a small tensor for metrics, as jobs
+// do: the tensor lands in free space, in the middle of a former activation segment, and the segment can never be
+// returned afterwards.
 //
-// What it asks for depends on --seed only, and where that lies on what it asked for before: each run is the same. The
-// default was searched for: of many seeds, one that is refused at step 8847. Ends with exit code 0 after --steps, and 1
-// when it was refused memory.
+// Requests depend on --seed only, and addresses on earlier requests: every run is identical. The default seed was found
+// by a search over many seeds, and is refused at step 8847. Exits with 0 after --steps, and with 1 when refused memory.
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -67,7 +67,7 @@ class Job {
     if (step % kKeepEvery == 0) {
       if (absl::Status status = Take("metrics", tokens * 1024, kept_); !status.ok()) return status;
     }
-    return Take("backward", bytes, activations);  // all of it is freed now
+    return Take("backward", bytes, activations);  // all activations are freed now
   }
 
   void Report(int step) {
@@ -129,7 +129,7 @@ int main(int argc, char** argv) {
     if (!status.ok() || step % flags().report_every != 0) continue;
     job.Report(step);
     std::string line;
-    std::getline(std::cin, line);  // at the end of the input it no longer waits
+    std::getline(std::cin, line);  // no longer waits at the end of input
   }
   if (status.ok()) return 0;
   std::printf("step %d: REFUSED: %s\n", step, std::string(status.message()).c_str());

@@ -9,7 +9,7 @@
 namespace vrambroker::kubernetes {
 namespace {
 
-// One call of v1::Broker or v1::Admin.
+// Makes a call of v1::Broker or v1::Admin.
 template <typename Service, typename Request, typename Response>
 absl::Status Call(const std::string& socket_dir, absl::Duration timeout,
                   grpc::Status (Service::Stub::*method)(grpc::ClientContext*, const Request&, Response*),

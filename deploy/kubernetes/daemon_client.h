@@ -15,11 +15,11 @@
 
 namespace vrambroker::kubernetes {
 
-// Calls of vrambrokerd. Each is made over a connection of its own, so that one after a restart of the daemon is a call
-// like any other. Errors are the daemon's, or say what keeps it from answering. Thread-safe.
+// Calls of vrambrokerd. Each call uses a separate connection, so that calls after a restart of the daemon need no
+// special handling. Errors are the daemon's, or explain why the daemon does not answer. Thread-safe.
 class DaemonClient {
  public:
-  // `timeout`: of each call, and before it of the connecting.
+  // `timeout`: for each call, and for connecting before the call.
   DaemonClient(std::string socket_dir, absl::Duration timeout)
       : socket_dir_(std::move(socket_dir)), timeout_(timeout) {}
 
@@ -27,7 +27,7 @@ class DaemonClient {
 
   absl::StatusOr<v1::Claim> CreateClaim(const v1::CreateClaimRequest& request) const;
   absl::Status SetLabels(const std::string& claim, const std::map<std::string, std::string>& labels) const;
-  // It goes when its last session has ended. One that is not there is no error.
+  // The claim is removed when its last session has ended. A missing claim is no error.
   absl::Status DrainClaim(const std::string& claim) const;
   absl::StatusOr<std::vector<v1::Claim>> Claims() const;
 

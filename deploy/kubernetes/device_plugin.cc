@@ -18,13 +18,13 @@
 namespace vrambroker::kubernetes {
 namespace {
 
-// What the pod's event says: the kubelet adds only that the allocation failed.
+// The message for the pod's event: the kubelet adds only that the allocation failed.
 grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.raw_code()),
           absl::StrCat("vrambroker-device-plugin: ", absl::string_view(status.message()))};
 }
 
-// Nobody meets a name again: a container that still has the directory of a claim that is gone is in no later one.
+// Names are never reused: a container with the directory of a removed claim gets into no later claim.
 absl::StatusOr<std::string> NewClaimName(uint32_t ordinal, uint32_t first_unit) {
   const absl::StatusOr<RandomToken> token = NewRandomToken();
   if (!token.ok()) return token.status();
@@ -33,12 +33,12 @@ absl::StatusOr<std::string> NewClaimName(uint32_t ordinal, uint32_t first_unit) 
 
 }  // namespace
 
-// A kubelet that is told what devices there are.
+// A kubelet watching the devices.
 class DevicePlugin::Watch final : public grpc::ServerWriteReactor<::v1beta1::ListAndWatchResponse> {
  public:
   explicit Watch(DevicePlugin& plugin) : plugin_(plugin) {}
 
-  // There is something new.
+  // Tells the kubelet that the devices have changed.
   void Tell() ABSL_LOCKS_EXCLUDED(mu_) {
     {
       const MutexLock lock(mu_);
@@ -66,7 +66,7 @@ class DevicePlugin::Watch final : public grpc::ServerWriteReactor<::v1beta1::Lis
   void OnDone() override { plugin_.Forget(this); }
 
  private:
-  // Does what is next, one thing at a time: nothing is written beside another write, or after the end.
+  // Takes the next action, a single action at a time: never writes during another write, or after the end.
   void Proceed() ABSL_LOCKS_EXCLUDED(mu_) {
     bool finish = false;
     {
@@ -86,10 +86,10 @@ class DevicePlugin::Watch final : public grpc::ServerWriteReactor<::v1beta1::Lis
 
   DevicePlugin& plugin_;
   Mutex mu_;
-  bool stale_ ABSL_GUARDED_BY(mu_) = false;  // it has not been told the latest
+  bool stale_ ABSL_GUARDED_BY(mu_) = false;  // the kubelet lacks the latest devices
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
-  bool busy_ ABSL_GUARDED_BY(mu_) = false;   // a write is under way, or it is finished
-  ::v1beta1::ListAndWatchResponse message_;  // of the write under way
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;   // writing, or finished
+  ::v1beta1::ListAndWatchResponse message_;  // being written
 };
 
 DevicePlugin::DevicePlugin(std::string resource, uint64_t unit_bytes, GpuAccess access, const DaemonClient& daemon,
@@ -127,7 +127,7 @@ void DevicePlugin::EndWatches() {
 }
 
 void DevicePlugin::Forget(const Watch* watch) {
-  std::shared_ptr<Watch> forgotten;  // goes after the lock
+  std::shared_ptr<Watch> forgotten;  // destroyed after the lock is released
   const MutexLock lock(mu_);
   const auto it = absl::c_find_if(watches_, [watch](const auto& other) { return other.get() == watch; });
   if (it == watches_.end()) return;
@@ -206,7 +206,7 @@ grpc::Status DevicePlugin::Allocate(grpc::ServerContext* /*context*/, const ::v1
   for (const auto& container : request->container_requests()) {
     absl::StatusOr<::v1beta1::ContainerAllocateResponse> answer =
         AllocateContainer({container.devicesids().begin(), container.devicesids().end()});
-    // Claims of the containers before it belong to none, and go as those of pods that have gone.
+    // Claims of earlier containers then belong to no container, and are removed like claims of removed pods.
     if (!answer.ok()) {
       LogLine("allocation failed")
           .Add("resource", resource_)
@@ -225,7 +225,7 @@ absl::StatusOr<::v1beta1::ContainerAllocateResponse> DevicePlugin::AllocateConta
   if (!units.ok()) return units.status();
   const absl::StatusOr<DeviceOfUnits> device = FindDevice(*units);
   if (!device.ok()) return device.status();
-  // The kubelet starts nothing else while it waits for the answer.
+  // The kubelet starts nothing else while waiting for the answer.
   if (!device->is_healthy) {
     return absl::UnavailableError(absl::StrCat("the daemon does not serve device ", device->ordinal, " now"));
   }
@@ -237,7 +237,7 @@ absl::StatusOr<::v1beta1::ContainerAllocateResponse> DevicePlugin::AllocateConta
   v1::ClaimTerms& terms = *request.mutable_terms();
   terms.mutable_limit()->set_bytes(units->numbers.size() * unit_bytes_);
   terms.add_devices(device->ordinal);
-  // The container's processes may be any user's. The daemon's directory is what keeps others of the node away: see
+  // The container's processes may run as any user. The daemon's directory keeps other users of the node away: see
   // README.
   terms.set_any_owner(true);
   auto& labels = *terms.mutable_labels();

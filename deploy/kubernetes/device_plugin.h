@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DevicePlugin: what the kubelet asks about one resource. A container that asks for units of it is given a claim: a
-// limit of so many units, and the directory of its sockets.
+// DevicePlugin: answers the kubelet for a resource. A container requesting units gets a claim: a limit of that many
+// units, and the directory of the claim's sockets.
 #ifndef VRAMBROKER_DEPLOY_KUBERNETES_DEVICE_PLUGIN_H_
 #define VRAMBROKER_DEPLOY_KUBERNETES_DEVICE_PLUGIN_H_
 
@@ -24,16 +24,16 @@ namespace vrambroker::kubernetes {
 enum class GpuAccess {
   kEnvironment,  // NVIDIA_VISIBLE_DEVICES, for NVIDIA's container runtime
   kCdi,          // nvidia.com/gpu=UUID, for kubelets since 1.28
-  kNone,         // somebody else sees to it
+  kNone,         // left to other software
 };
 
-// One device of the daemon's, as units.
+// A device of the daemon, as units.
 struct DeviceOfUnits {
   std::string uuid;
   uint32_t ordinal = 0;
   bool is_gpu = false;
   uint32_t units = 0;       // COUNT
-  bool is_healthy = false;  // the daemon serves it
+  bool is_healthy = false;  // the daemon serves the device
   bool operator==(const DeviceOfUnits&) const = default;
 };
 
@@ -41,21 +41,21 @@ struct DeviceOfUnits {
 class DevicePlugin final
     : public ::v1beta1::DevicePlugin::WithCallbackMethod_ListAndWatch<::v1beta1::DevicePlugin::Service> {
  public:
-  // Where a container finds its claim's sockets.
+  // The directory of the claim's sockets inside a container.
   static constexpr char kSocketDirInContainer[] = "/run/vrambroker";
 
-  // `daemon` and `pod_claims`, which is told of new claims, outlive it.
+  // `daemon` and `pod_claims`, told of new claims, outlive the plugin.
   DevicePlugin(std::string resource, uint64_t unit_bytes, GpuAccess access, const DaemonClient& daemon,
                PodClaims& pod_claims);
 
-  // The devices as they are now. Kubelets that watch are told, when there is something new.
+  // Sets the current devices. Tells watching kubelets about changes.
   void SetDevices(std::vector<DeviceOfUnits> devices) ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether a kubelet watches: one that does not has to be registered with.
+  // Whether a kubelet watches: a kubelet without a watch needs a new registration.
   bool IsWatched() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends the watches, and lets no new one begin: a server that shuts down waits for them.
+  // Ends the watches, and prevents new watches: a server's shutdown waits for watches.
   void EndWatches() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // ---- Of the kubelet ----
+  // ---- Called by the kubelet ----
 
   grpc::Status GetDevicePluginOptions(grpc::ServerContext* context, const ::v1beta1::Empty* request,
                                       ::v1beta1::DevicePluginOptions* response) override;
@@ -75,7 +75,7 @@ class DevicePlugin final
   ::v1beta1::ListAndWatchResponse ListUnits() const ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<::v1beta1::ContainerAllocateResponse> AllocateContainer(const std::vector<std::string>& ids)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // NotFound: units that the kubelet was never told of.
+  // NotFound: units never reported to the kubelet.
   absl::StatusOr<DeviceOfUnits> FindDevice(const DeviceUnits& units) const ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::string resource_;

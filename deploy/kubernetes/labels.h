@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Labels of the claims that the plugin makes. They are all that it remembers: the daemon keeps them over its restarts
-// and the plugin's.
+// Labels of claims made by the plugin. Labels are the plugin's only memory: the daemon keeps labels over restarts of
+// daemon and plugin.
 #ifndef VRAMBROKER_DEPLOY_KUBERNETES_LABELS_H_
 #define VRAMBROKER_DEPLOY_KUBERNETES_LABELS_H_
 
@@ -9,9 +9,9 @@
 
 namespace vrambroker::kubernetes {
 
-inline constexpr char kResourceLabel[] = "kubernetes_resource";  // its presence: the claim is the plugin's
+inline constexpr char kResourceLabel[] = "kubernetes_resource";  // present on the plugin's claims only
 inline constexpr char kDeviceLabel[] = "kubernetes_device";      // uuid
-inline constexpr char kUnitsLabel[] = "kubernetes_units";        // "0-7,12": those that fit, always some
+inline constexpr char kUnitsLabel[] = "kubernetes_units";        // "0-7,12": as many as fit, never empty
 // From the kubelet's list.
 inline constexpr char kNamespaceLabel[] = "namespace";
 inline constexpr char kPodLabel[] = "pod";

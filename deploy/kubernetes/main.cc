@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vrambroker-device-plugin: the memory of vrambrokerd's devices as a resource of Kubernetes. Exit codes: 0 stopped as
-// asked, 1 could not serve, 2 bad options.
+// vrambroker-device-plugin: the memory of vrambrokerd's devices as a Kubernetes resource. Exit codes: 0 stopped on
+// request, 1 could not serve, 2 bad options.
 #include <fcntl.h>
 #include <signal.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
@@ -131,7 +131,7 @@ absl::StatusOr<NodeOptions> CheckOptions(const Options& options) {
   return node;
 }
 
-// Two would offer the same memory twice. Released when the process ends.
+// Prevents two plugins from offering the same memory twice. Released when the process ends.
 absl::StatusOr<vrambroker::UniqueFd> LockNode(const std::string& socket_dir) {
   const std::string path = absl::StrCat(socket_dir, "/device-plugin.lock");
   vrambroker::UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
@@ -149,7 +149,7 @@ int Fail(const absl::Status& status, int code) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Before any thread exists: every thread inherits the mask, and main() takes the signals.
+  // Before starting any thread: every thread inherits the mask, and main() takes the signals.
   sigset_t mask;
   sigemptyset(&mask);
   for (const int signal : {SIGTERM, SIGINT}) sigaddset(&mask, signal);

@@ -22,7 +22,7 @@ namespace {
 constexpr absl::Duration kDaemonTimeout = absl::Seconds(5);
 constexpr absl::Duration kListTimeout = absl::Seconds(10);
 constexpr std::chrono::seconds kComparePeriod{5};
-constexpr int kMostBytesOfList = 16 << 20;  // what Kubernetes' own clients take
+constexpr int kMostBytesOfList = 16 << 20;  // the limit of Kubernetes' own clients
 
 absl::StatusOr<::v1::ListPodResourcesResponse> ListPods(const std::string& kubelet_dir) {
   grpc::ChannelArguments arguments;
@@ -42,8 +42,8 @@ absl::StatusOr<::v1::ListPodResourcesResponse> ListPods(const std::string& kubel
   return response;
 }
 
-// The containers of the list that have units of memory. Kubelets list one entry with all units of a container, newer
-// ones an entry for each.
+// The listed containers with units of memory. Older kubelets list an entry with all units of a container, newer
+// kubelets an entry per unit.
 std::vector<ContainerUnits> ContainersWithUnits(const ::v1::ListPodResourcesResponse& pods) {
   std::vector<ContainerUnits> containers;
   for (const ::v1::PodResources& pod : pods.pod_resources()) {
@@ -67,7 +67,7 @@ std::vector<ContainerUnits> ContainersWithUnits(const ::v1::ListPodResourcesResp
   return containers;
 }
 
-// The daemon does not answer: the next call would wait as long.
+// The daemon does not answer: a further call would wait as long.
 bool IsAway(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
 }
@@ -132,7 +132,7 @@ void Node::KeepRegistered() {
 
 absl::Status Node::ReadDevices() {
   const absl::StatusOr<std::vector<v1::Device>> devices = daemon_.Devices();
-  // What there was stays known. Nothing of it can be given out meanwhile; what pods have is theirs.
+  // Earlier devices stay known. Their units cannot be given out meanwhile; pods keep their units.
   for (DeviceOfUnits& device : devices_) device.is_healthy = false;
   if (!devices.ok()) return devices.status();
   uint64_t units = 0;

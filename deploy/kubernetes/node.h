@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Node: a node's memory as resources of its kubelet, and the claims of its pods.
+// Node: a node's memory as resources of the kubelet, and the claims of pods.
 #ifndef VRAMBROKER_DEPLOY_KUBERNETES_NODE_H_
 #define VRAMBROKER_DEPLOY_KUBERNETES_NODE_H_
 
@@ -21,35 +21,35 @@ namespace vrambroker::kubernetes {
 
 struct NodeOptions {
   std::string socket_dir;   // the daemon's
-  std::string kubelet_dir;  // has device-plugins/ and pod-resources/
+  std::string kubelet_dir;  // contains device-plugins/ and pod-resources/
   uint64_t unit_bytes = 0;
   std::string resource;
-  bool resource_per_device = false;  // "-ORDINAL" is added to its name
+  bool resource_per_device = false;  // adds "-ORDINAL" to the resource's name
   GpuAccess gpu_access = GpuAccess::kEnvironment;
-  // This process's own: a list without it is not the kubelet's whole list yet.
+  // The pod of this process: a list without the pod is not yet the kubelet's whole list.
   std::string pod;
   std::string pod_namespace;
 };
 
-// The plugin's claims that may still be used.
+// The plugin's claims possibly still in use.
 std::vector<UnitClaim> UnitClaims(const std::vector<v1::Claim>& claims);
 
-// For one thread.
+// For a single thread.
 class Node {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // How often Step() is to be called.
+  // Period for calling Step().
   static constexpr std::chrono::seconds kPeriod{1};
 
   explicit Node(const NodeOptions& options);
 
-  // Looks at the daemon, the kubelet and the claims, and does what there is to do. Takes as long as those take to
-  // answer.
+  // Looks at the daemon, the kubelet and the claims, and takes the necessary actions. Takes as long as the daemon and
+  // the kubelet take to answer.
   void Step();
 
  private:
-  // Says an error when it begins and when it changes, and its end: not each second.
+  // Logs the beginning, each change and the end of an error, instead of repeating the error every second.
   class Trouble {
    public:
     explicit Trouble(const char* event) : event_(event) {}
@@ -68,9 +68,9 @@ class Node {
   const NodeOptions options_;
   const DaemonClient daemon_;
   PodClaims pod_claims_;
-  // As the daemon said last; one that it has no more stays.
+  // The daemon's last devices; devices that disappear stay.
   std::vector<DeviceOfUnits> devices_;
-  // By the device's uuid. A name with an ordinal stays that of the device, should the daemon number it anew.
+  // By device UUID. A name with an ordinal stays with the device even when the daemon renumbers devices.
   std::map<std::string, std::string> resource_of_;
   std::map<std::string, std::unique_ptr<PluginServer>> servers_;  // by resource
   Clock::time_point compared_;

@@ -20,10 +20,10 @@ namespace {
 
 constexpr char kApiVersion[] = "v1beta1";
 constexpr absl::Duration kRegisterTimeout = absl::Seconds(10);
-// A kubelet that has been registered with watches right after that. One that does not is asked again.
+// A registered kubelet starts watching at once. Register again with a kubelet that does not.
 constexpr std::chrono::seconds kUnwatchedFor{5};
 constexpr absl::Duration kConnectTimeout = absl::Seconds(1);
-// For calls of the kubelet that are under way.
+// For running calls of the kubelet.
 constexpr std::chrono::seconds kShutdownTimeout{5};
 
 }  // namespace
@@ -82,7 +82,7 @@ absl::Status PluginServer::Serve() {
   if (stat(directory_.c_str(), &status) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("the kubelet's directory of device plugins, ", directory_));
   }
-  // One that is left of a process before this is removed by gRPC.
+  // gRPC removes a socket left by an earlier process.
   if (client_internal::ConnectSocket(path, SOCK_STREAM, kConnectTimeout).ok()) {
     return absl::AlreadyExistsError(absl::StrCat("another process serves ", path));
   }
@@ -111,7 +111,7 @@ void PluginServer::StopServing() {
 }
 
 absl::Status PluginServer::Register() {
-  // A channel of its own: gRPC's usual one would be the one that failed before, and would wait before it tried again.
+  // A separate channel: gRPC's shared channel would be the failed channel, and would wait before the next try.
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   const std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(

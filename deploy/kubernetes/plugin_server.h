@@ -16,22 +16,22 @@
 
 namespace vrambroker::kubernetes {
 
-// One resource, known to the kubelet: its DevicePlugin on a socket in the kubelet's directory, registered. For one
+// A resource known to the kubelet: a DevicePlugin on a registered socket in the kubelet's directory. For a single
 // thread.
 class PluginServer {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `directory`: where the kubelet has kubelet.sock, and looks for the sockets of plugins. `daemon` and `pod_claims`
-  // outlive this.
+  // `directory`: the kubelet's folder for kubelet.sock and for plugins' sockets. `daemon` and `pod_claims` outlive the
+  // server.
   PluginServer(std::string directory, std::string resource, uint64_t unit_bytes, GpuAccess access,
                const DaemonClient& daemon, PodClaims& pod_claims);
   ~PluginServer();
 
   void SetDevices(const std::vector<DeviceOfUnits>& devices);
 
-  // To be called again and again. Serves where nothing is served, and registers where no kubelet watches: one that
-  // starts forgets all plugins, and removes their sockets. An error says what keeps it from that; it is tried again.
+  // Call periodically. Serves when not serving, and registers when no kubelet watches: a starting kubelet forgets all
+  // plugins, and removes their sockets. Errors give the obstacle; the next call tries again.
   absl::Status KeepRegistered();
 
  private:
@@ -40,7 +40,7 @@ class PluginServer {
     ino_t inode = 0;
     bool operator==(const FileId&) const = default;
   };
-  static std::optional<FileId> IdOf(const std::string& path);  // none: there is no such file
+  static std::optional<FileId> IdOf(const std::string& path);  // none: no such file
 
   absl::Status Serve();
   void StopServing();
@@ -55,10 +55,10 @@ class PluginServer {
   const std::string endpoint_;  // the socket's name
   std::vector<DeviceOfUnits> devices_;
 
-  std::unique_ptr<DevicePlugin> plugin_;  // while it is served
+  std::unique_ptr<DevicePlugin> plugin_;  // while served
   std::unique_ptr<grpc::Server> server_;
   std::optional<FileId> socket_;
-  std::optional<FileId> registered_with_;  // kubelet.sock, as it was then
+  std::optional<FileId> registered_with_;  // kubelet.sock at the registration
   Clock::time_point registered_;
 };
 

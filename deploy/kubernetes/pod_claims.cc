@@ -25,7 +25,7 @@ std::vector<UnitKey> UnitsOf(const UnitClaim& claim) {
   return units;
 }
 
-// As much of a name as a label takes: a pod's name may have 253 bytes.
+// Truncates a name to a label's maximum: a pod's name may have 253 bytes.
 std::string LabelValue(const std::string& name) {
   return name.substr(0, kMostLabelBytes);
 }
@@ -38,7 +38,7 @@ bool IsOfPod(const UnitClaim& claim, const ContainerUnits& container) {
 UnitClaim Named(UnitClaim claim, const ContainerUnits& container) {
   claim.labels[kNamespaceLabel] = LabelValue(container.pod_namespace);
   claim.labels[kPodLabel] = LabelValue(container.pod);
-  // An init container's units are listed as those of the container that has them after it.
+  // The kubelet lists an init container's units for the later container with the same units.
   if (FormatUnits(container.units.numbers, kMostLabelBytes) == LabelOf(claim, kUnitsLabel)) {
     claim.labels[kContainerLabel] = LabelValue(container.container);
   }
@@ -62,7 +62,7 @@ bool PodClaims::IsGivenAgain(const UnitClaim& claim, const UnitClaim& later) con
   const auto now = created_.find(later.name);
   if (now == created_.end()) return false;
   const auto before = created_.find(claim.name);
-  if (before == created_.end()) return true;  // of an earlier run of the plugin
+  if (before == created_.end()) return true;  // from an earlier run of the plugin
   const bool had_pod = claim.labels.contains(kPodLabel) && !later.labels.contains(kPodLabel);
   return now->second - before->second > (had_pod ? Clock::duration(kAdmission) : Clock::duration(kLongAdmission));
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PodClaims: which claims belong to which pods, and which to none any more. The kubelet says which container has which
-// units, never that a container has ended. So its lists are compared with the claims, again and again.
+// PodClaims: assigns claims to pods, and finds claims without a pod. The kubelet lists the units of each container, but
+// never reports the end of a container. So the plugin repeatedly compares the kubelet's lists with the claims.
 #ifndef VRAMBROKER_DEPLOY_KUBERNETES_POD_CLAIMS_H_
 #define VRAMBROKER_DEPLOY_KUBERNETES_POD_CLAIMS_H_
 
@@ -16,14 +16,14 @@
 
 namespace vrambroker::kubernetes {
 
-// A claim that the plugin has made.
+// A claim made by the plugin.
 struct UnitClaim {
   std::string name;
   std::map<std::string, std::string> labels;
-  bool is_idle = false;  // it has no session, and nothing is charged to it
+  bool is_idle = false;  // without sessions and charges
 };
 
-// Units that a container has, by the kubelet's list.
+// Units of a container in the kubelet's list.
 struct ContainerUnits {
   std::string pod_namespace;
   std::string pod;
@@ -32,9 +32,9 @@ struct ContainerUnits {
   DeviceUnits units;
 };
 
-// What to do to the claims.
+// Required changes to the claims.
 struct ClaimChanges {
-  std::vector<UnitClaim> label;  // with these labels
+  std::vector<UnitClaim> label;  // claims with new labels
   std::vector<std::string> drain;
 };
 
@@ -43,33 +43,32 @@ class PodClaims {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // A claim that a list has shown is drained when so many lists in a row do not show it, and for so long: a kubelet
-  // that starts adds its pods one by one.
+  // A listed claim is drained after missing from this many lists in a row, and for this long: a starting kubelet adds
+  // its pods step by step.
   static constexpr int kUnlistedTimes = 3;
   static constexpr std::chrono::seconds kUnlistedFor{15};
-  // A claim that no list has ever shown: of an init container, of a sidecar (kubelets before 1.30 list neither), or of
-  // a container that never came to be.
+  // For claims never listed: of an init container, of a sidecar (kubelets before 1.30 list neither), or of a container
+  // never started.
   static constexpr std::chrono::hours kNeverListedFor{1};
-  // Within which the kubelet asks for the units of all containers of one pod, at the longest and usually. It may list
-  // the pod meanwhile. So a pod that ends this soon, and is made again under its name with the same units, cannot be
-  // told from one with an init container: its claim, which is idle, stays until the next pod has gone, too.
+  // Maximum and usual time for the kubelet's requests for all containers of a pod. The kubelet may list the pod
+  // meanwhile. So a pod that ends within this time, and is recreated with the same name and units, looks like a pod
+  // with an init container: the pod's idle claim stays until the next pod is gone, too.
   static constexpr std::chrono::minutes kLongAdmission{1};
   static constexpr std::chrono::seconds kAdmission{3};
 
-  // A claim of this name is about to be made.
+  // Notes that a claim of this name is about to be made.
   void NoteCreated(const std::string& claim, Clock::time_point now) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Whether one was made since then: the sooner lists are compared after that, the fewer pods end before a list shows
-  // them.
+  // Whether a claim was made since `time`: comparing soon afterwards leaves fewer pods that end before being listed.
   bool HasCreatedSince(Clock::time_point time) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // `claims`: read before `containers`, which are of a list of all pods. In the other order a claim could be taken for
-  // that of the pod which had its units before.
+  // `claims` must be read before `containers`, a list of all pods. In the opposite order a claim could be mistaken for
+  // the claim of the previous pod with the same units.
   //
-  // A claim is listed when a container has a unit of it. It takes the name of that pod. If it has another pod's name,
-  // that pod has gone. So it has if the kubelet has given a unit of it again, other than to the same pod: init
-  // containers share units with those that start after them, and their claims are made together, before any list shows
-  // the pod. Only an idle claim is drained: what uses it has not gone, whatever the list says.
+  // A claim is listed when a container has a unit of the claim. The claim then takes the pod's name. A claim with
+  // another pod's name shows that the other pod is gone. So does a unit given out again by the kubelet, except to the
+  // same pod: init containers share units with later containers, and their claims are made together, before any list
+  // shows the pod. Only idle claims are drained: a claim in use still has a user, whatever the list says.
   ClaimChanges Compare(const std::vector<UnitClaim>& claims, const std::vector<ContainerUnits>& containers,
                        Clock::time_point now) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -79,7 +78,7 @@ class PodClaims {
     int times = 0;
   };
 
-  // Adds to superseded_ each claim that has a unit which the kubelet has given to another pod since.
+  // Adds to superseded_ each claim with a unit since given to another pod.
   void FindSuperseded(const std::vector<UnitClaim>& claims) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsGivenAgain(const UnitClaim& claim, const UnitClaim& later) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -30,12 +30,12 @@ std::optional<Unit> ParseUnitId(absl::string_view id) {
   if (place == absl::string_view::npos || place == 0) return std::nullopt;
   Unit unit = {.device = std::string(id.substr(0, place))};
   const absl::string_view number = id.substr(place + kBeforeNumber.size());
-  // Each unit has one id: "01" and "+1" are none.
+  // Each unit has a single id: "01" and "+1" are not ids.
   if (!absl::SimpleAtoi(number, &unit.number) || absl::StrCat(unit.number) != number) return std::nullopt;
   return unit;
 }
 
-// A label of DNS: small letters, digits and -, a letter or digit at both ends.
+// A DNS label: small letters, digits and -, a letter or digit at both ends.
 bool IsDnsLabel(absl::string_view label) {
   if (label.empty() || label.size() > 63 || label.front() == '-' || label.back() == '-') return false;
   return absl::c_all_of(label, [](char c) { return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '-'; });

@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The end of an entry: a comma outside of parentheses, "gpu:2(IDX:0,3)". */
+/* Finds the end of an entry: a comma outside of parentheses, as in "gpu:2(IDX:0,3)". */
 static const char* end_of_entry(const char* at) {
   for (int depth = 0; *at != '\0' && (*at != ',' || depth > 0); ++at) depth += (*at == '(') - (*at == ')');
   return at;
 }
 
-/* "8192" before `end`, and whatever else may follow a number there. */
+/* Reads a number such as "8192" before `end`, followed by anything allowed after a number. */
 static bool read_number(const char* at, const char* end, uint64_t* number) {
   if (at >= end || !isdigit((unsigned char)*at)) return false;
   char* after = NULL;
@@ -23,8 +23,8 @@ static bool read_number(const char* at, const char* end, uint64_t* number) {
   return errno == 0 && (after == end || *after == '(' || *after == ')');
 }
 
-/* What follows the name: "(CNT:8192)" or ":TYPE(CNT:8192)" of a resource that is only counted, ":2", ":TYPE:2",
- * ":2(IDX:0-1)" of others. */
+/* Reads the part after the name: "(CNT:8192)" or ":TYPE(CNT:8192)" for resources that are only counted, ":2",
+ * ":TYPE:2", ":2(IDX:0-1)" for other resources. */
 static bool read_entry(const char* at, const char* end, uint64_t* number) {
   static const char kCounted[] = "(CNT:";
   const char* last_colon = NULL;

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Slurm's jobs and vrambroker: a plugin of slurmd (SPANK, slurm-spank(8)). A job that was given memory as a generic
- * resource, by `--gres=vram:8192` (MiB), has a claim with that limit on each of its nodes. All its steps and tasks are
- * told of the claim's sockets; what they may have is the daemon's to enforce. README.md shows how to set it up.
+ * Slurm's jobs and vrambroker: a plugin of slurmd (SPANK, slurm-spank(8)). A job with memory as a generic resource, by
+ * `--gres=vram:8192` (MiB), has a claim with that limit on each of its nodes. All steps and tasks of the job are told
+ * of the claim's sockets; the daemon enforces the limit. README.md shows how to set it up.
  *
- * As a job's prolog, root makes the claim "slurm-JOBID", which the job's user owns; "slurm-JOBID.2" when the job was
- * queued again twice, since processes may still hold memory of the earlier ones. As its epilog, root removes it. A file
- * for each job, kJobs/JOBID, says whose claim it has, so that no step has to ask the controller. Claims without such a
- * file are removed by the next hook: the daemon has not answered the epilog, or there was none, as with a reboot. Files
- * of jobs that have had no epilog are found by asking the controller: when slurmd starts, and every ten minutes after
- * that.
+ * As a job's prolog, root makes the claim "slurm-JOBID", owned by the job's user; "slurm-JOBID.2" when the job was
+ * queued again twice, since processes may still hold memory of the earlier claims. As the epilog, root removes the
+ * claim. A file per job, kJobs/JOBID, names the claim's owner, so that steps need not ask the controller. The next hook
+ * removes claims without a file: the daemon did not answer the epilog, or no epilog ran, as after a reboot. Files of
+ * jobs without an epilog are found by asking the controller: when slurmd starts, and every ten minutes afterwards.
  *
- * Where a hook runs: prolog and epilog in a process of slurmd's that ends with them, several at a time; a step's in
- * slurmstepd, by one thread. kJobs/lock is held by who adds a file, and by who removes claims without one. */
+ * Hooks run in different places: prolog and epilog in a process of slurmd that ends with the hook, several at a time; a
+ * step's hooks in slurmstepd, on a single thread. Hooks hold kJobs/lock while adding a file, and while removing claims
+ * without a file. */
 #define _GNU_SOURCE /* pipe2 */
 #include <dirent.h>
 #include <errno.h>
@@ -44,13 +44,13 @@ static const char kSocketDirVariable[] = "VRAMBROKER_SOCKET_DIR";
 
 enum { kName = 32, kPath = 512, kOutput = 4096 };
 
-/* ---- What plugstack.conf says ---- */
+/* ---- Settings from plugstack.conf ---- */
 
 struct settings {
   const char* socket_dir;
   const char* vramctl;
   const char* device; /* NULL: all */
-  int timeout_s;      /* how long a job waits for a daemon that is being started */
+  int timeout_s;      /* maximum wait of a job for a starting daemon */
 };
 
 static bool read_settings(int argc, char** argv, struct settings* settings) {
@@ -88,7 +88,7 @@ static bool read_settings(int argc, char** argv, struct settings* settings) {
 
 enum answer { kDone, kTryAgain, kExists, kNotFound, kRefused };
 
-/* For making a claim, and for tidying up, which the next hook can do as well. */
+/* For making a claim, and for tidying up, also possible in the next hook. */
 static const char kPatience[] = "--timeout=20";
 static const char kHaste[] = "--timeout=5";
 
@@ -98,7 +98,7 @@ static bool has_code(const char* output, const char* code) {
   return found != NULL && found - at < 12; /* "code": "NOT_FOUND" */
 }
 
-/* Writes what vramctl says of an error to slurmd's log: its JSON has {"error": {"code": ..., "message": ...}}. */
+/* Writes vramctl's error to slurmd's log: vramctl's JSON has {"error": {"code": ..., "message": ...}}. */
 static void log_error(const char* name, const char* output) {
   const char* message = strstr(output, "\"message\"");
   message = message == NULL ? NULL : strchr(message + strlen("\"message\""), '"');
@@ -111,8 +111,8 @@ static void log_error(const char* name, const char* output) {
   slurm_error("vrambroker: claim %s: %.*s", name, (int)(end - message), message);
 }
 
-/* `output`, of kOutput bytes, is what it has written to stderr. Its environment is empty: it runs as root, and a job
- * has had a say in ours. */
+/* `output`, of kOutput bytes, receives the program's stderr. Passes an empty environment: the program runs as root, and
+ * a job may have changed our environment. */
 static int run(char* const* argv, char* output) {
   int ends[2];
   output[0] = '\0';
@@ -143,7 +143,7 @@ static int run(char* const* argv, char* output) {
   } else {
     size_t size = 0;
     char rest[256];
-    for (;;) { /* to its end, so that it can write all */
+    for (;;) { /* read to the end, so that the program can write everything */
       const size_t room = kOutput - 1 - size;
       const ssize_t got = room > 0 ? read(ends[0], output + size, room) : read(ends[0], rest, sizeof rest);
       if (got < 0 && errno == EINTR) continue;
@@ -158,7 +158,7 @@ static int run(char* const* argv, char* output) {
   return status;
 }
 
-/* `vramctl claim VERB NAME ...`, the further arguments up to NULL. `output`, of kOutput bytes, is what it says of an
+/* Runs `vramctl claim VERB NAME ...`, with further arguments up to NULL. `output`, of kOutput bytes, receives vramctl's
  * error. */
 static enum answer claim(const struct settings* settings, char* output, const char* timeout, const char* verb,
                          const char* name, ...) {
@@ -182,10 +182,10 @@ static enum answer claim(const struct settings* settings, char* output, const ch
   if (has_code(output, "ALREADY_EXISTS")) return kExists;
   if (has_code(output, "NOT_FOUND")) return kNotFound;
   if (has_code(output, "INVALID_ARGUMENT") || has_code(output, "PERMISSION_DENIED")) return kRefused;
-  return kTryAgain; /* no daemon, a silent one, one whose disk is full */
+  return kTryAgain; /* no daemon, a silent daemon, or a daemon with a full disk */
 }
 
-/* Ends the sessions of the claim and removes it. False: it may be there still. */
+/* Ends the sessions of the claim and removes the claim. False: the claim may still exist. */
 static bool remove_claim(const struct settings* settings, const char* name) {
   char output[kOutput];
   const enum answer answer = claim(settings, output, kHaste, "rm", name, "--revoke", NULL);
@@ -194,11 +194,11 @@ static bool remove_claim(const struct settings* settings, const char* name) {
   return false;
 }
 
-/* ---- The jobs that have a claim ---- */
+/* ---- Jobs with a claim ---- */
 
 struct job {
   uint32_t id;
-  uint32_t restarts; /* how often it was queued again */
+  uint32_t restarts; /* number of times the job was queued again */
   uid_t uid;
 };
 
@@ -214,7 +214,7 @@ static void job_file(uint32_t id, char* path) {
   snprintf(path, kPath, "%s/%u", kJobs, id);
 }
 
-/* As when its prolog was run. */
+/* Reads the job as recorded by its prolog. */
 static bool read_job(uint32_t id, struct job* job) {
   char path[kPath], text[64] = "";
   job_file(id, path);
@@ -229,7 +229,8 @@ static bool read_job(uint32_t id, struct job* job) {
   return is_read && end != after_uid;
 }
 
-/* As a whole: another hook, which may read it now, removes the claim of a job whose file says nothing. */
+/* Writes the file atomically: another hook, possibly reading the file now, removes the claim of a job with an empty
+ * file. */
 static bool add_job(const struct job* job) {
   char path[kPath], next[kPath + 4];
   job_file(job->id, path);
@@ -248,7 +249,8 @@ static void forget_job(uint32_t id) {
   if (unlink(path) != 0 && errno != ENOENT) slurm_error("vrambroker: cannot remove %s: %s", path, strerror(errno));
 }
 
-/* Until the descriptor is closed. -1: it is not locked; somebody else has it (unless `waits`), or what is said. */
+/* Locks until the descriptor is closed. -1: not locked; another hook holds the lock (unless `waits`), or an error is
+ * logged. */
 static int lock_jobs(bool waits) {
   char path[kPath];
   snprintf(path, sizeof path, "%s/lock", kJobs);
@@ -267,7 +269,7 @@ static int lock_jobs(bool waits) {
   return file;
 }
 
-/* Claims without a file. Stops at the first that the daemon does not remove: it may not answer at all. */
+/* Removes claims without a file. Stops at the first claim not removed: the daemon may not answer at all. */
 static void remove_unknown(const struct settings* settings) {
   static const char kPrefix[] = "slurm-";
   char path[kPath];
@@ -282,7 +284,7 @@ static void remove_unknown(const struct settings* settings) {
     job.id = (uint32_t)strtoul(each->d_name + sizeof kPrefix - 1, &end, 10);
     if (*end == '.') job.restarts = (uint32_t)strtoul(end + 1, NULL, 10);
     claim_name(&job, name);
-    if (strcmp(name, each->d_name) != 0) continue; /* not a name of ours */
+    if (strcmp(name, each->d_name) != 0) continue; /* not our name */
     if (read_job(job.id, &known) && known.restarts == job.restarts) continue;
     if (!remove_claim(settings, name)) break;
   }
@@ -291,8 +293,8 @@ static void remove_unknown(const struct settings* settings) {
 
 /* ---- Slurm's side ---- */
 
-/* Asks slurmctld for a job. Waits for a controller that is away, as all that Slurm does for a job: a prolog that fails
- * drains the node. Null, with errno: it knows no such job. To be freed by slurm_free_job_info_msg(). */
+/* Asks slurmctld for a job. Waits for an absent controller, like everything Slurm does for a job: a failing prolog
+ * drains the node. Null, with errno: unknown job. Free the answer with slurm_free_job_info_msg(). */
 static job_info_msg_t* load_job(uint32_t job, bool waits) {
   for (bool is_said = false;; is_said = true) {
     job_info_msg_t* answer = NULL;
@@ -304,7 +306,7 @@ static job_info_msg_t* load_job(uint32_t job, bool waits) {
   }
 }
 
-/* The job's record in an answer; null: it has none. */
+/* The job's record in an answer; null: no record. */
 static const job_info_t* find_job(const job_info_msg_t* answer, uint32_t id) {
   for (uint32_t i = 0; answer != NULL && i < answer->record_count; ++i) {
     if (answer->job_array[i].job_id == id) return &answer->job_array[i];
@@ -312,16 +314,17 @@ static const job_info_t* find_job(const job_info_msg_t* answer, uint32_t id) {
   return NULL;
 }
 
-/* The place of this node among the job's; -1: it is not one of them. */
+/* The index of this node among the job's nodes; -1: not a node of the job. */
 static int find_node(const job_info_t* info, const char* node) {
   if (info->nodes == NULL) return -1;
-  __typeof__(slurm_hostlist_create("")) nodes = slurm_hostlist_create(info->nodes); /* another type in each Slurm */
+  __typeof__(slurm_hostlist_create("")) nodes = slurm_hostlist_create(info->nodes); /* the type differs between Slurm
+                                                                                     * versions */
   const int at = nodes == NULL ? -1 : slurm_hostlist_find(nodes, node);
   if (nodes != NULL) slurm_hostlist_destroy(nodes);
   return at;
 }
 
-/* `mib`: what the job has on this node; 0: nothing. Sets also how often it was queued again. */
+/* `mib`: the job's share on this node; 0: no share. Also sets the number of times the job was queued again. */
 static bool read_share(struct job* job, uint64_t* mib) {
   *mib = 0;
   job_info_msg_t* const answer = load_job(job->id, true);
@@ -360,7 +363,7 @@ static bool make_claim(const struct settings* settings, const struct job* job, u
     enum answer answer = claim(settings, output, kPatience, "create", name, owner, limit, label,
                                settings->device == NULL ? NULL : device, NULL);
     if (answer == kExists && may_exist) answer = claim(settings, output, kPatience, "set", name, limit, NULL);
-    if (answer == kExists) { /* of another job of that number: once more when it is gone */
+    if (answer == kExists) { /* of another job with that number: try again after the removal */
       answer = claim(settings, output, kPatience, "rm", name, "--revoke", "--wait", NULL);
       if (answer == kDone || answer == kNotFound) continue;
     }
@@ -377,9 +380,9 @@ static bool make_claim(const struct settings* settings, const struct job* job, u
   }
 }
 
-/* Forgets jobs that are not on this node any more. False: slurmctld is away. */
+/* Forgets jobs no longer on this node. False: slurmctld is away. */
 static bool forget_jobs_that_are_gone(void) {
-  const char* const node = getenv("SLURMD_NODENAME"); /* null where slurmd starts */
+  const char* const node = getenv("SLURMD_NODENAME"); /* null when slurmd starts */
   DIR* const jobs = opendir(kJobs);
   bool is_answered = true;
   if (jobs == NULL) return true;
@@ -400,8 +403,8 @@ static bool forget_jobs_that_are_gone(void) {
   return is_answered;
 }
 
-/* Removes what other hooks could not. Leaves it to another hook that does so now: a daemon that does not answer holds
- * up one of them. The age of the lock's file says when slurmctld was asked last. */
+/* Removes leftovers of other hooks. Skips the work while another hook does it: a silent daemon then delays only a
+ * single hook. The age of the lock file tells when slurmctld was last asked. */
 static void tidy_up(const struct settings* settings, bool is_start) {
   enum { kAskAgain_s = 600 };
   struct stat last;
@@ -416,14 +419,14 @@ static void tidy_up(const struct settings* settings, bool is_start) {
 int slurm_spank_init(spank_t spank, int argc, char** argv) {
   (void)spank;
   struct settings settings;
-  /* Said at once, where srun or slurmd starts. A step's tasks are refused by slurm_spank_task_init(). */
+  /* Reports errors at once, when srun or slurmd starts. slurm_spank_task_init() refuses a step's tasks. */
   if (spank_context() == S_CTX_REMOTE) return 0;
   if (!read_settings(argc, argv, &settings)) return -1;
   if (spank_context() == S_CTX_SLURMD) tidy_up(&settings, true);
   return 0;
 }
 
-/* A node where it fails is drained, and the job is queued again: as with every prolog. */
+/* A failure drains the node, and the job is queued again: as with every prolog. */
 int slurm_spank_job_prolog(spank_t spank, int argc, char** argv) {
   struct settings settings;
   struct job job = {0}, former;
@@ -432,8 +435,8 @@ int slurm_spank_job_prolog(spank_t spank, int argc, char** argv) {
       spank_get_item(spank, S_JOB_UID, &job.uid) != ESPANK_SUCCESS || !read_share(&job, &mib)) {
     return -1;
   }
-  /* As when slurmd has lost its memory, and runs the prolog once more. Another user's was of another job of that
-   * number. */
+  /* May exist when slurmd has lost its memory, and repeats the prolog. A claim of another user belonged to another job
+   * with that number. */
   const bool may_exist = read_job(job.id, &former) && former.uid == job.uid;
   bool is_known = true;
   if (mib > 0) {
@@ -456,7 +459,7 @@ int slurm_spank_job_epilog(spank_t spank, int argc, char** argv) {
   if (read_job(id, &job)) {
     forget_job(id);
     claim_name(&job, name);
-    if (!remove_claim(&settings, name)) return 0; /* the next hook does */
+    if (!remove_claim(&settings, name)) return 0; /* the next hook will */
   }
   tidy_up(&settings, false);
   return 0;
@@ -474,7 +477,7 @@ static bool tell_step(spank_t spank, int argc, char** argv) {
     snprintf(path, sizeof path, "%s/claims/%s", settings.socket_dir, name);
     return spank_setenv(spank, kSocketDirVariable, path, 1) == ESPANK_SUCCESS;
   }
-  /* It may have come along from a job that has submitted this one. */
+  /* The variable may come from a job that submitted this job. */
   snprintf(path, sizeof path, "%s/claims/slurm-", settings.socket_dir);
   if (spank_getenv(spank, kSocketDirVariable, old, sizeof old) == ESPANK_SUCCESS &&
       strncmp(old, path, strlen(path)) == 0) {
@@ -485,15 +488,15 @@ static bool tell_step(spank_t spank, int argc, char** argv) {
 
 static bool step_is_refused; /* each task is a fork of slurmstepd */
 
-/* In slurmstepd, for each step of the job, before there is a task. A refusal here ends well for Slurm 22.05: srun has
- * exit code 0, and a batch job whose script never ran is COMPLETED. Yet its node is drained. So the tasks are refused.
+/* Runs in slurmstepd, for each step of the job, before any task. Slurm 22.05 treats a refusal here as success: srun has
+ * exit code 0, and a batch job whose script never ran is COMPLETED. Yet the node is drained. So the tasks are refused.
  */
 int slurm_spank_init_post_opt(spank_t spank, int argc, char** argv) {
   if (spank_context() == S_CTX_REMOTE) step_is_refused = !tell_step(spank, argc, argv);
   return 0;
 }
 
-/* In each task, whose stderr this reaches. */
+/* Runs in each task; errors reach the task's stderr. */
 int slurm_spank_task_init(spank_t spank, int argc, char** argv) {
   (void)spank;
   struct settings settings;
