@@ -151,8 +151,7 @@ class SessionStream : public grpc::ClientBidiReactor<v1::SessionRequest, v1::Ses
   uint64_t next_call_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<uint64_t, Waiter*> waiters_ ABSL_GUARDED_BY(mu_);       // by call id
   absl::flat_hash_set<uint64_t> frees_ ABSL_GUARDED_BY(mu_);                  // call ids of unanswered FreeLater()s
-  absl::flat_hash_map<uint64_t, uint32_t> late_leases_ ABSL_GUARDED_BY(mu_);  // device, by id of a call without a
-                                                                              // waiter
+  absl::flat_hash_map<uint64_t, uint32_t> late_leases_ ABSL_GUARDED_BY(mu_);  // device, by id of abandoned call
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   std::string why_draining_ ABSL_GUARDED_BY(mu_);  // the daemon's reason to stop, if given
 };

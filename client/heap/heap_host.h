@@ -71,7 +71,7 @@ class HeapHost {
   virtual void WholeReturned(int device, uint64_t bytes) = 0;
   // Timeout for calls returning memory.
   virtual absl::Duration Patience() const = 0;
-  // Notes the result of such a call.
+  // Notes the result of a call returning memory.
   virtual void NoteAnswer(const absl::Status& status) = 0;
   // Makes a call over the session's connection, with a deadline. A lost session's error tells the reason.
   virtual absl::Status CallOver(const std::function<grpc::Status(SessionStream&, grpc::ClientContext*)>& call) = 0;

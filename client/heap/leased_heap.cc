@@ -72,8 +72,8 @@ bool LeasedHeap::CloseAll() {
     refused_.clear();
   }
   if (mapped.empty()) return true;
-  // The allocator's segments have not been given back; take their streams from its snapshot. Other segments have
-  // streams.
+  // Segments still in the allocator were never given back: take their streams from the allocator's snapshot. Streams
+  // of other segments are known.
   for (const SegmentSnapshot& segment : allocator_.Snapshot(/*with_history=*/false).segments) {
     if (const auto it = mapped.find(segment.id); it != mapped.end()) it->second.stream = segment.stream;
   }
@@ -127,7 +127,7 @@ FitReport LeasedHeap::ExplainFit(uint64_t bytes, Stream stream) {
   return allocator_.ExplainFit(bytes, stream, CurrentScope(), [] { return AllScopes(); });
 }
 
-// The daemon does not know the own limit, and would name another limit.
+// The daemon does not know this process's own limit, and would name another limit.
 absl::Status LeasedHeap::ExplainRefusal(const absl::Status& refusal, uint64_t requested, const FitReport& fit) {
   if (!refusal.GetPayload(kOwnLimit).has_value() || fit.segment_bytes > capacity_bytes_) {
     return Explain(refusal, requested, fit);
@@ -180,7 +180,7 @@ absl::Status LeasedHeap::Explain(const absl::Status& refusal, uint64_t requested
   ScopeUsesToProto(fit.scopes, request.mutable_scopes());
   if (const absl::StatusOr<MemoryStats> stats = GetMemoryStats(); stats.ok()) {
     request.set_allocated_bytes(stats->allocated_bytes.all.current);
-    // Holes lie only in the application's whole segments: take their bytes from the application's figures.
+    // When all holes are in the application's whole segments, the application's figures give the bytes of the holes.
     if (fit.holes.count == 0) request.mutable_holes()->set_hole_bytes(stats->inactive_split_bytes.all.current);
   }
   // First, over the same stream: a process ended by this refusal may have no time for another report.

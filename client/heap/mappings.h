@@ -41,7 +41,7 @@ class Mappings {
     Device* device = nullptr;
     uint64_t bytes = 0;
     void* address = nullptr;                 // null while being opened
-    absl::InlinedVector<Stream, 1> streams;  // of blocks in the segment; a single stream in the daemon's order
+    absl::InlinedVector<Stream, 1> streams;  // of blocks in the segment; one in the daemon's order
   };
 
   static void AddStream(Mapping& mapping, Stream stream);

@@ -52,8 +52,7 @@ std::thread StartThread(const std::function<void()>& body) {
 // child's own sessions use a new mark; the parent's mark stays open in the child. `forks`: number of forks that led to
 // this process.
 int ProcessMark(int forks) {
-  static std::atomic<uint64_t> made{0};  // forks + 1, and the descriptor; lock-free, since fork() could leave a lock
-                                         // taken
+  static std::atomic<uint64_t> made{0};  // forks + 1, and the descriptor; lock-free: fork() could leave a lock taken
   const uint64_t generation = static_cast<uint64_t>(forks) + 1;
   uint64_t now = made.load();
   if (now >> 32 == generation) return static_cast<int>(now & 0xffffffff);

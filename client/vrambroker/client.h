@@ -164,21 +164,20 @@ struct OutOfMemory {
   uint64_t device_available_bytes = 0;
   std::vector<Holder> largest_holders;
   std::string advice;
-  uint64_t guarantee_bytes = 0;                // of the session
-  uint64_t inactive_split_bytes = 0;           // of the session: free, in segments with used blocks
-  uint64_t device_kept_free_bytes = 0;         // part of device_available_bytes, kept for other sessions' guarantees
-  uint64_t device_idle_bytes = 0;              // kept by the daemon for reuse, not leased
-  uint64_t device_quarantined_bytes = 0;       // of disconnected or ended sessions, and of ended processes
-  uint64_t idle_elsewhere_bytes = 0;           // unused memory of all other sessions
-  std::vector<IdleHolder> idle_holders;        // parts of idle_elsewhere_bytes, most bytes first; a session may have
-                                               // several
-  uint64_t waited_ms = 0;                      // milliseconds spent waiting for memory
-  std::string explanation;                     // the cause, with the deciding figures
-  uint64_t block_bytes = 0;                    // requested_bytes, rounded
-  uint64_t room_bytes = 0;                     // still reservable by the session
-  uint64_t hole_bytes = 0;                     // of the session: free memory between used blocks, not returned by trims
-  uint64_t holes = 0;                          // COUNT; 0 when only the application knows its holes
-  uint64_t hole_segments = 0;                  // COUNT of segments with holes
+  uint64_t guarantee_bytes = 0;           // of the session
+  uint64_t inactive_split_bytes = 0;      // of the session: free, in segments with used blocks
+  uint64_t device_kept_free_bytes = 0;    // part of device_available_bytes, kept for other sessions' guarantees
+  uint64_t device_idle_bytes = 0;         // kept by the daemon for reuse, not leased
+  uint64_t device_quarantined_bytes = 0;  // of disconnected or ended sessions, and of ended processes
+  uint64_t idle_elsewhere_bytes = 0;      // unused memory of all other sessions
+  std::vector<IdleHolder> idle_holders;   // of idle_elsewhere_bytes, most bytes first; several per session possible
+  uint64_t waited_ms = 0;                 // milliseconds spent waiting for memory
+  std::string explanation;                // the cause, with the deciding figures
+  uint64_t block_bytes = 0;               // requested_bytes, rounded
+  uint64_t room_bytes = 0;                // still reservable by the session
+  uint64_t hole_bytes = 0;                // of the session: free memory between used blocks, not returned by trims
+  uint64_t holes = 0;                     // COUNT; 0 when only the application knows its holes
+  uint64_t hole_segments = 0;             // COUNT of segments with holes
   std::vector<PinnedSegment> pinned_segments;  // of hole_segments, at most 3, most bytes of holes first
   std::string scope;                           // of the request
   std::vector<ScopeUse> scopes;                // at most 3, largest held or pinned first; none without MemoryScope

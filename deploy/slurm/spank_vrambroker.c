@@ -2,7 +2,7 @@
  *
  * Slurm's jobs and vrambroker: a plugin of slurmd (SPANK, slurm-spank(8)). A job with memory as a generic resource, by
  * `--gres=vram:8192` (MiB), has a claim with that limit on each of its nodes. All steps and tasks of the job are told
- * of the claim's sockets; the daemon enforces the limit. README.md shows how to set it up.
+ * of the claim's sockets; the daemon enforces the limit. README.md explains the setup.
  *
  * As a job's prolog, root makes the claim "slurm-JOBID", owned by the job's user; "slurm-JOBID.2" when the job was
  * queued again twice, since processes may still hold memory of the earlier claims. As the epilog, root removes the
