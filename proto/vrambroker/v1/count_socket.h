@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The messages of the count socket, `vram-count.sock` (SOCK_SEQPACKET): a program keeps its own memory of the driver,
- * and has the daemon count it first. Plain C, because libvrambroker-preload.so has nothing but the C library.
+ * Messages of the count socket, `vram-count.sock` (SOCK_SEQPACKET): a program keeps its own memory of the driver, and
+ * has the daemon count the memory first. Plain C, because libvrambroker-preload.so has nothing but the C library.
  * README.md, two folders up, describes the exchange. All numbers are in the machine's byte order.
  */
 #ifndef VRAMBROKER_PROTO_COUNT_SOCKET_H_
@@ -11,28 +11,28 @@
 
 #define VRAMBROKER_COUNT_SOCKET "vram-count.sock" /* in the socket directory, and in a claim's */
 #define VRAMBROKER_COUNT_VERSION 1
-/* What is charged is a multiple of it: a block of the driver. */
+/* Unit of charges: a block of the driver. Every charge is a multiple of the unit. */
 #define VRAMBROKER_COUNT_UNIT_BYTES (UINT64_C(2) << 20)
 
 enum vrambroker_count_call {
   /* Opens a session of the calling process; `name`, `limit_*`, `guarantee_*`, `devices`. With the `token` of a session
-     whose connection is lost, that one goes on, as it was charged. */
+     with a lost connection, the session goes on, with its charges. */
   VRAMBROKER_COUNT_HELLO = 1,
   VRAMBROKER_COUNT_JOIN = 2,     /* another connection of the process to its session `token` */
-  VRAMBROKER_COUNT_HOLD = 3,     /* the session has `bytes` on `device` already, from before this daemon knew of it */
-  VRAMBROKER_COUNT_CHARGE = 4,   /* `bytes` more on `device`, before the driver is asked for them; answered at once */
-  VRAMBROKER_COUNT_WAIT = 5,     /* the same, after waiting for up to `wait_ms`; closing the connection gives up */
+  VRAMBROKER_COUNT_HOLD = 3,     /* `bytes` on `device` that the session has from before this daemon knew it */
+  VRAMBROKER_COUNT_CHARGE = 4,   /* charge `bytes` on `device`, before asking the driver; answered at once */
+  VRAMBROKER_COUNT_WAIT = 5,     /* CHARGE after waiting for up to `wait_ms`; closing the connection gives up */
   VRAMBROKER_COUNT_UNCHARGE = 6, /* the driver has `bytes` of `device` back */
-  VRAMBROKER_COUNT_INFO = 7      /* what the session may have on `device`, and what is left of that */
+  VRAMBROKER_COUNT_INFO = 7      /* the session's limit on `device`, and the rest of the limit */
 };
 
 enum vrambroker_count_limit {
-  VRAMBROKER_COUNT_LIMIT_NONE = 0, /* what the daemon gives; no guarantee */
+  VRAMBROKER_COUNT_LIMIT_NONE = 0, /* the daemon's default limit; no guarantee */
   VRAMBROKER_COUNT_LIMIT_BYTES = 1,
   VRAMBROKER_COUNT_LIMIT_FRACTION = 2 /* of the device's capacity, 0 to 1 */
 };
 
-/* A client's packet. A field that the call does not name is 0. */
+/* A client's packet. Fields not named by the call are 0. */
 struct vrambroker_count_request {
   uint32_t version; /* VRAMBROKER_COUNT_VERSION */
   uint32_t call;    /* enum vrambroker_count_call */
@@ -44,16 +44,16 @@ struct vrambroker_count_request {
   double limit_fraction;
   uint8_t token[16];
   char name[128]; /* UTF-8, ends with a NUL; empty: the command name of the process */
-  /* A packet of an older program ends here, and one without a guarantee and devices may. */
-  uint32_t guarantee_kind; /* enum vrambroker_count_limit: what is kept free for the session on each device */
+  /* A packet of an older program ends here, and a packet without a guarantee and devices may end here. */
+  uint32_t guarantee_kind; /* enum vrambroker_count_limit: memory kept free for the session on each device */
   uint32_t padding;        /* 0 */
   uint64_t guarantee_bytes;
   double guarantee_fraction;
-  /* A packet of an older program may end here, and one without devices may. */
-  char devices[512]; /* that the session uses, as "0,GPU-...": ordinals or UUIDs; ends with a NUL; empty: all */
+  /* A packet of an older program may end here, and so may a packet without devices. */
+  char devices[512]; /* devices of the session, as "0,GPU-...": ordinals or UUIDs; ends with a NUL; empty: all */
 };
 
-#define VRAMBROKER_COUNT_SHORT_REQUEST_BYTES 192      /* without the guarantee and what follows it */
+#define VRAMBROKER_COUNT_SHORT_REQUEST_BYTES 192      /* without the guarantee and `devices` */
 #define VRAMBROKER_COUNT_NO_DEVICES_REQUEST_BYTES 216 /* without `devices` */
 
 /* The daemon's answer. `code` is a gRPC status code; 0: OK. */
@@ -61,15 +61,15 @@ struct vrambroker_count_answer {
   uint32_t version;
   uint32_t call; /* as in the request */
   uint32_t code;
-  uint32_t devices;       /* HELLO, JOIN: how many the daemon has */
-  uint64_t session;       /* HELLO, JOIN: its id */
-  uint64_t limit_bytes;   /* the other calls: what the session may have on the device at most */
-  uint64_t free_bytes;    /*   what it may still be charged, whatever others hold */
-  uint64_t charged_bytes; /*   what it is charged now */
+  uint32_t devices;       /* HELLO, JOIN: number of the daemon's devices */
+  uint64_t session;       /* HELLO, JOIN: the session's id */
+  uint64_t limit_bytes;   /* all other calls: the session's limit on the device */
+  uint64_t free_bytes;    /*   room for more charges, whatever other sessions hold */
+  uint64_t charged_bytes; /*   charged to the session now */
   uint64_t waited_ms;     /* WAIT */
   uint8_t token[16];      /* HELLO: for JOIN, and for the next HELLO */
-  char uuid[64];          /* INFO: the device's, as nvidia-smi writes it */
-  char message[888];      /* for people: what is wrong, and what to do; UTF-8, ends with a NUL; empty when OK */
+  char uuid[64];          /* INFO: the device's UUID, as printed by nvidia-smi */
+  char message[888];      /* for people: the fault, and its remedy; UTF-8, ends with a NUL; empty when OK */
 };
 
 #endif /* VRAMBROKER_PROTO_COUNT_SOCKET_H_ */
