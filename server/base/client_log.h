@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Log lines that clients cause. Their number is limited: a client in a loop must not fill the disk, or hold up the
+// Log lines caused by clients. Their number is limited: a client in a loop must not fill the disk, or hold up the
 // daemon with writing.
 #ifndef VRAMBROKER_SERVER_BASE_CLIENT_LOG_H_
 #define VRAMBROKER_SERVER_BASE_CLIENT_LOG_H_
@@ -24,7 +24,7 @@ class LineLimit {
  public:
   LineLimit(double lines_per_second, double burst) : bucket_(lines_per_second, burst) {}
 
-  // How many lines were refused since the last one that was not; nullopt when this one is refused.
+  // Number of lines refused since the last accepted line; nullopt when this line is refused.
   std::optional<uint64_t> Take(std::chrono::steady_clock::time_point now);
 
  private:
@@ -33,16 +33,16 @@ class LineLimit {
   uint64_t refused_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// The one that LogClientEvent() uses: 100 lines a second, 1000 at once.
+// Limit used by LogClientEvent(): 100 lines a second, 1000 at once.
 LineLimit& ClientLineLimit();
 
-// Takes a line from the limit. False: it is not to be written. Says how many were left out before.
+// Takes a line from the limit. False: do not write the line. Logs how many lines were left out before.
 bool MayLogClientEvent();
 
-// About a session, by the id and the name that metrics and the API have, too.
+// Starts a line about a session, with the id and the name used in metrics and the API.
 LogLine SessionLine(absl::string_view event, SessionId id, absl::string_view name);
 
-// Writes the line, unless there were too many just now; how many were left out, the next one that is written says.
+// Writes the line, unless there were too many just now; the next written line gives the number of lines left out.
 void LogClientEvent(spdlog::level::level_enum level, const LogLine& line);
 
 template <typename... Args>

@@ -27,7 +27,7 @@ bool DetachedThreads::Submit(std::function<void()> task) {
       std::thread([state = state_] { RunAll(*state); }).detach();
       ++state_->threads;
     } catch (const std::system_error&) {
-      if (state_->threads == 0) return false;  // else those that there are do the work
+      if (state_->threads == 0) return false;  // else the running threads do the work
     }
   }
   state_->waiting.push_back(std::move(task));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DetachedThreads: for calls that take as long as another program likes, or never return: a read of another process's
-// memory, a question to a name service. Nobody joins these threads, so the daemon stops without them.
+// DetachedThreads: for calls that take as long as another program likes, or never return: reading another process's
+// memory, asking a name service. The threads are never joined, so the daemon stops without them.
 #ifndef VRAMBROKER_SERVER_BASE_DETACHED_THREADS_H_
 #define VRAMBROKER_SERVER_BASE_DETACHED_THREADS_H_
 
@@ -16,8 +16,8 @@ class DetachedThreads {
  public:
   DetachedThreads(size_t most_threads, size_t most_waiting);
 
-  // Runs `task`, which owns what it uses, once a thread is free; after the end of this object, too. False, and the task
-  // is dropped: `most_waiting` tasks wait, or the machine allows no thread at all.
+  // Runs `task`, the owner of all its data, once a thread is free, even after the end of this object. False, and the
+  // task is dropped: `most_waiting` tasks wait, or the machine allows no thread at all.
   bool Submit(std::function<void()> task);
 
  private:
@@ -27,7 +27,7 @@ class DetachedThreads {
 
   const size_t most_threads_;
   const size_t most_waiting_;
-  const std::shared_ptr<State> state_;  // of the threads, too
+  const std::shared_ptr<State> state_;  // shared with the threads
 };
 
 }  // namespace vrambroker

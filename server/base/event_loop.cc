@@ -60,7 +60,7 @@ void EventLoop::Run(std::chrono::milliseconds period, const std::function<void()
     const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
                                  static_cast<int>(std::max<int64_t>(left.count(), 0)));
     for (int i = 0; i < count && !stop_; ++i) {
-      const uint64_t serial = events[i].data.u64;  // a copy: epoll_event is packed, references to it are not aligned
+      const uint64_t serial = events[i].data.u64;  // a copy: references into the packed epoll_event are not aligned
       std::shared_ptr<const std::function<void()>> ready;
       {
         MutexLock lock(mu_);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// EventLoop: one thread that waits for file descriptors (epoll). Accepts connections, reads signals, sees processes
-// end.
+// EventLoop: a thread waiting for file descriptors (epoll). Accepts connections, reads signals, sees processes end.
 #ifndef VRAMBROKER_SERVER_BASE_EVENT_LOOP_H_
 #define VRAMBROKER_SERVER_BASE_EVENT_LOOP_H_
 
@@ -30,18 +29,17 @@ class EventLoop {
   absl::Status Watch(UniqueFd fd, uint32_t events, std::function<void()> ready) {
     return Watch(std::make_shared<const UniqueFd>(std::move(fd)), events, std::move(ready));
   }
-  // The same for a descriptor with other owners. A descriptor has one watch at a time.
+  // Like Watch() above, for a descriptor with further owners. A descriptor has one watch at a time.
   absl::Status Watch(std::shared_ptr<const UniqueFd> fd, uint32_t events, std::function<void()> ready)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // From now on waits for these `events` of a watched `fd`. Its errors, and that nobody is at its other end any more,
-  // are always waited for.
+  // Waits for `events` of a watched `fd` from now on. Errors and hang-ups of `fd` are always waited for.
   void Change(int fd, uint32_t events) ABSL_LOCKS_EXCLUDED(mu_);
-  // Forgets `fd`, and closes it unless it has other owners. Inside its own callback too.
+  // Forgets `fd`, and closes the descriptor unless it has further owners. Allowed inside the descriptor's own callback.
   void Unwatch(int fd) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Runs until Stop(). Calls `tick` about every `period`.
   void Run(std::chrono::milliseconds period, const std::function<void()>& tick);
-  // From a callback or any thread.
+  // Callable from a callback or any thread.
   void Stop();
 
  private:
@@ -56,7 +54,7 @@ class EventLoop {
   Mutex mu_;
   uint64_t next_serial_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<uint64_t, Watched> watched_
-      ABSL_GUARDED_BY(mu_);  // by serial, which tells a descriptor from its reuse
+      ABSL_GUARDED_BY(mu_);  // by serial: distinguishes a descriptor from its reuse
   absl::flat_hash_map<int, uint64_t> serial_of_ ABSL_GUARDED_BY(mu_);
 };
 

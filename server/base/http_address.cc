@@ -21,7 +21,7 @@
 namespace vrambroker {
 namespace {
 
-constexpr int kBacklog = 4096;  // what the kernel allows by default: others connect while somebody floods the port
+constexpr int kBacklog = 4096;  // the kernel's default maximum: other clients connect while somebody floods the port
 
 const sockaddr_in& Ipv4(const SocketAddress& address) {
   return reinterpret_cast<const sockaddr_in&>(address.storage);
@@ -30,7 +30,7 @@ const sockaddr_in6& Ipv6(const SocketAddress& address) {
   return reinterpret_cast<const sockaddr_in6&>(address.storage);
 }
 
-// ::ffff:192.0.2.1 as 192.0.2.1: so the other end of a connection to [::] knows itself.
+// Converts ::ffff:192.0.2.1 to 192.0.2.1, so the other end of a connection to [::] recognizes its own address.
 SocketAddress Unmapped(const SocketAddress& address) {
   if (!address.is_ipv6() || !IN6_IS_ADDR_V4MAPPED(&Ipv6(address).sin6_addr)) return address;
   sockaddr_in ipv4 = {};
@@ -42,7 +42,7 @@ SocketAddress Unmapped(const SocketAddress& address) {
   return plain;
 }
 
-// Writes address and port as the kernel's socket diagnosis wants them.
+// Writes address and port in the form of the kernel's socket diagnosis.
 void PutAddress(const SocketAddress& address, __be32 (&host)[4], __be16& port) {
   if (address.is_ipv6()) {
     std::memcpy(host, &Ipv6(address).sin6_addr, sizeof host);
@@ -60,7 +60,7 @@ bool IsLoopback(const SocketAddress& address) {
   return (ntohl(Ipv4(address).sin_addr.s_addr) >> IN_CLASSA_NSHIFT) == IN_LOOPBACKNET;
 }
 
-// The peer on this machine that connects `from` to `to`. None: there is none, or the kernel does not tell.
+// The local peer connecting `from` to `to`. nullopt: no such peer, or the kernel does not tell.
 std::optional<std::string> LocalPeer(const SocketAddress& from, const SocketAddress& to) {
   const UniqueFd netlink(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
   struct {
@@ -80,16 +80,16 @@ std::optional<std::string> LocalPeer(const SocketAddress& from, const SocketAddr
     inet_diag_msg socket;
     std::array<char, 4096> more;
   } answer = {};
-  // The kernel answers while it is asked.
+  // The kernel answers during send().
   if (send(netlink.get(), &question, sizeof question, 0) != sizeof question) return std::nullopt;
   const ssize_t size = recv(netlink.get(), &answer, sizeof answer, MSG_DONTWAIT);
   if (size < static_cast<ssize_t>(sizeof answer.header + sizeof answer.socket) ||
       answer.header.nlmsg_type != SOCK_DIAG_BY_FAMILY) {
     return std::nullopt;
   }
-  // Where no socket connects the two, one that listens there is named.
+  // Without a socket connecting the two addresses, the kernel names a listening socket.
   if (answer.socket.idiag_state == TCP_LISTEN) return std::nullopt;
-  // One that nobody has open any more has no owner.
+  // A socket closed by all processes has no owner.
   if (answer.socket.idiag_inode == 0) return kThisMachine;
   return absl::StrCat("uid ", answer.socket.idiag_uid);
 }
@@ -132,7 +132,7 @@ std::string SocketAddress::text() const {
 }
 
 absl::StatusOr<SocketAddress> Resolve(const HttpAddress& where) {
-  // RFC 6761: localhost is always this, also where no file says so.
+  // RFC 6761: localhost is always loopback, even without a file saying so.
   const std::string host = where.host == "localhost" ? "127.0.0.1" : where.host;
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
@@ -170,7 +170,7 @@ absl::StatusOr<UniqueFd> ListenHttp(const SocketAddress& address) {
   const int off = 0;
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
   if (address.is_ipv6()) {
-    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);  // [::] is for all of IPv4, too
+    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);  // [::] also accepts IPv4
   }
   if (bind(fd.get(), address.get(), address.size) != 0 || listen(fd.get(), kBacklog) != 0) return failed();
   return fd;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the HTTP port listens, and who is at the other end of its connections.
+// Address of the HTTP port, and the peers of its connections.
 #ifndef VRAMBROKER_SERVER_BASE_HTTP_ADDRESS_H_
 #define VRAMBROKER_SERVER_BASE_HTTP_ADDRESS_H_
 
@@ -19,8 +19,8 @@ struct HttpAddress {
   int port = 0;
 };
 
-// Reads "127.0.0.1:9477", "[::1]:9477" or "localhost:9477"; looks no name up. InvalidArgument says what is wrong and
-// how to write it.
+// Reads "127.0.0.1:9477", "[::1]:9477" or "localhost:9477"; looks no name up. InvalidArgument names the fault and the
+// correct form.
 absl::StatusOr<HttpAddress> ParseHttpAddress(const std::string& text);
 
 struct SocketAddress {
@@ -35,19 +35,20 @@ struct SocketAddress {
   std::string text() const;  // "127.0.0.1:9477"
 };
 
-// Looks the host's name up, which may take long. Of several addresses the first of IPv4, which every program tries.
+// Looks the host's name up, which may take long. Among several addresses, chooses the first IPv4 address: every program
+// tries IPv4.
 absl::StatusOr<SocketAddress> Resolve(const HttpAddress& where);
 
-// The address that a socket has.
+// The address of a socket.
 SocketAddress AddressOf(const UniqueFd& socket);
 
 // A non-blocking listening socket. AlreadyExists: another program listens there. Errors name the address.
 absl::StatusOr<UniqueFd> ListenHttp(const SocketAddress& address);
 
-// Who is at the other end of a connection: "uid 1000" on this machine, else "192.0.2.1" or "2001:db8::/64". Bounds for
-// each peer go by it. A local user has as many loopback addresses as he likes: all of this machine that the kernel
-// names no user for, as one who has closed his end already, are one peer, "this machine". The kernel is asked each
-// time. Takes microseconds.
+// The peer of a connection: "uid 1000" on this machine, else "192.0.2.1" or "2001:db8::/64". Bounds per peer use the
+// peer's text. A local user has as many loopback addresses as he likes: all local connections without a user known to
+// the kernel, such as connections closed at the user's end, are one peer, "this machine". Asks the kernel each time.
+// Takes microseconds.
 std::string HttpPeer(int connection);
 
 }  // namespace vrambroker

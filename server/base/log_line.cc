@@ -19,11 +19,11 @@ namespace {
 
 std::atomic<LogFormat> log_format{LogFormat::kText};
 
-// What a LogLine begins with in JSON, so that the formatter does not take it for plain text.
+// First byte of a LogLine in JSON: tells the formatter that the line is JSON already, not plain text.
 constexpr char kReady = '\x01';
 
 std::string JsonString(absl::string_view text) {
-  // Bytes that are no UTF-8 become U+FFFD; never throws for them.
+  // Replaces bytes that are not UTF-8 with U+FFFD; never throws for such bytes.
   return nlohmann::json(std::string(text)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -31,7 +31,7 @@ std::string TextValue(absl::string_view value) {
   const bool is_plain = !value.empty() && std::all_of(value.begin(), value.end(), [](unsigned char c) {
     return absl::ascii_isgraph(c) && c != '"' && c != '\\' && c != '=';
   });
-  // JSON's quoting is one that tools for key=value know.
+  // Tools for key=value understand JSON's quoting.
   return is_plain ? std::string(value) : JsonString(value);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Log lines with keys: for people as text, for programs as JSON, with the same keys.
+// Log lines with keys: for people as text, for programs as JSON, with equal keys.
 #ifndef VRAMBROKER_SERVER_BASE_LOG_LINE_H_
 #define VRAMBROKER_SERVER_BASE_LOG_LINE_H_
 
@@ -17,17 +17,17 @@ namespace vrambroker {
 
 enum class LogFormat { kText, kJson };
 
-// The format of all lines of this process from now on, of those that are plain text, too: in JSON these have a
-// "message". To be called before other threads log. `times`: whether lines of text carry the time.
+// Sets the format of all later lines of this process, including plain text: in JSON, plain text becomes "message". Call
+// before other threads log. `times`: whether lines of text carry the time.
 void SetLogFormat(LogFormat format, bool times);
 
-// An event and what belongs to it, in order:
+// An event and its values, in order:
 //
 //   text:  session closed session=3 name=train reason=goodbye why="its process has ended"
 //   JSON:  {"time":"...","level":"info","event":"session closed","session":3,"name":"train",...}
 //
-// Values may be anything: in text those with spaces and the like are quoted and escaped, in JSON what is no UTF-8 is
-// replaced. Keys and events are words of ours.
+// Values may be anything: text quotes and escapes values with spaces and the like; JSON replaces bytes that are not
+// UTF-8. Keys and events are fixed words of the code.
 class LogLine {
  public:
   explicit LogLine(absl::string_view event);
@@ -41,7 +41,7 @@ class LogLine {
   }
 
   void Write(spdlog::level::level_enum level) const;
-  // As it would be written, without time and level. For tests.
+  // The line as written, without time and level. For tests.
   const std::string& text() const { return text_; }
 
  private:

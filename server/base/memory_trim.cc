@@ -10,7 +10,7 @@
 namespace vrambroker {
 namespace {
 
-// In memory now, without what is shared with others: segments, libraries. 0 when /proc does not tell.
+// Resident memory of the process now, without shared memory: segments, libraries. 0 when /proc is unreadable.
 uint64_t PrivateBytes() {
   std::ifstream statm("/proc/self/statm");
   uint64_t size = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MemoryTrim: gives freed memory back to the system. The C library keeps it between blocks that live on: what a flood
-// of calls took for a moment would stay.
+// MemoryTrim: gives freed memory back to the system. The C library keeps freed memory between live blocks: memory taken
+// for a moment by a flood of calls would stay.
 #ifndef VRAMBROKER_SERVER_BASE_MEMORY_TRIM_H_
 #define VRAMBROKER_SERVER_BASE_MEMORY_TRIM_H_
 
@@ -9,20 +9,20 @@
 
 namespace vrambroker {
 
-// One call at a time.
+// Not thread-safe.
 class MemoryTrim {
  public:
-  // Trims once the process has grown by so many bytes since it was trimmed last,
+  // Growth of the process since the last trim that triggers a trim.
   static constexpr uint64_t kGrowthBytes = 32 << 20;
-  // and at so many looks after that: what made it grow may be freed only then.
+  // Number of further looks that trim: the memory behind the growth may be freed only then.
   static constexpr int kMoreLooks = 5;
 
-  // (slow) To be called every few seconds. True when it trimmed.
+  // (slow) Call every few seconds. True after a trim.
   bool Look();
 
  private:
   uint64_t least_bytes_ = 0;  // of the process since the last trim
-  int looks_left_ = 0;        // at which it trims in any case
+  int looks_left_ = 0;        // further looks that trim in any case
 };
 
 }  // namespace vrambroker

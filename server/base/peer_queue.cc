@@ -23,7 +23,7 @@ PeerQueue::EntryId PeerQueue::Add(const std::string& peer, std::function<void()>
 }
 
 PeerQueue::EntryId PeerQueue::Renew(EntryId id) {
-  auto entry = waiting_.extract(id);  // nodes are kept: this allocates nothing
+  auto entry = waiting_.extract(id);  // nodes are kept: extract() allocates nothing
   if (entry.empty()) return 0;
   std::set<EntryId>& of_peer = of_peer_.at(entry.mapped().peer).tickets;
   auto own = of_peer.extract(id);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PeerQueue: what may wait, a bounded number of it, shared fairly between peers. The peer that has waited longest goes
-// first.
+// PeerQueue: a bounded number of waiting entries, shared fairly between peers. The peer waiting longest goes first.
 #ifndef VRAMBROKER_SERVER_BASE_PEER_QUEUE_H_
 #define VRAMBROKER_SERVER_BASE_PEER_QUEUE_H_
 
@@ -17,20 +16,21 @@ namespace vrambroker {
 // Not thread-safe.
 class PeerQueue {
  public:
-  using EntryId = uint64_t;  // later ones are greater; 0 is none
+  using EntryId = uint64_t;  // later ids are greater; 0 is none
 
-  // REQUIRES: neither is 0.
+  // REQUIRES: both are above 0.
   PeerQueue(size_t max_in_all, size_t max_per_peer) : max_in_all_(max_in_all), max_per_peer_(max_per_peer) {}
 
-  // Adds one, whose `drop` is called when it has to make room. Of a peer that has its share, the oldest makes room. If
-  // there are too many in all, it is the oldest of the peer that has most; of several such peers, of the one that waits
-  // longest. One may count as several, `weight` of them: at most as many as a peer may have.
+  // Adds an entry. `drop` is called when the entry has to make room. If the peer has its share, the peer's oldest entry
+  // makes room. If the queue is full, the oldest entry of the peer with most entries makes room; among several such
+  // peers, the peer waiting longest. An entry may count as several, `weight` of them: at most as many as a peer may
+  // have.
   EntryId Add(const std::string& peer, std::function<void()> drop, size_t weight = 1);
-  // Makes it the newest. Returns its new id; 0: it has gone already.
+  // Makes the entry the newest. Returns its new id; 0: the entry has gone already.
   EntryId Renew(EntryId id);
-  // Does nothing if it has gone already.
+  // Does nothing if the entry has gone already.
   void Remove(EntryId ticket);
-  // The oldest of the peer that has most. False: there is none.
+  // Drops the oldest entry of the peer with most entries. False: the queue is empty.
   bool DropOne();
 
   size_t size() const { return waiting_.size(); }

@@ -9,13 +9,13 @@
 
 namespace vrambroker {
 
-// Knowing one is a right: nobody can guess it.
+// Proof of a right: nobody can guess a token.
 using RandomToken = std::array<char, 16>;
 
-// From the kernel's random numbers. Thread-safe; errors of getrandom().
+// Returns random bytes from the kernel. Thread-safe; errors of getrandom().
 absl::StatusOr<RandomToken> NewRandomToken();
 
-// Sixteen hexadecimal digits, as no other call gives them, in this process or another one. Thread-safe.
+// Sixteen hexadecimal digits, unique among all calls of this process and other processes. Thread-safe.
 std::string RandomName();
 
 }  // namespace vrambroker

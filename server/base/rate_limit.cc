@@ -9,7 +9,7 @@
 namespace vrambroker {
 
 void TokenBucket::Refill(SteadyTime now) {
-  if (now <= last_) return;  // threads read the clock before they get here, in any order
+  if (now <= last_) return;  // threads read the clock before getting here, in any order
   tokens_ = std::min(burst_, tokens_ + per_second_ * std::chrono::duration<double>(now - last_).count());
   last_ = now;
 }
@@ -54,7 +54,7 @@ TokenBucket& CallRates::BucketOf(const UserKey& user, SteadyTime now) {
   return it->second;
 }
 
-// A full bucket is what a user without one gets.
+// Full buckets can go: a user without a bucket gets a full bucket.
 void CallRates::EvictIdle(SteadyTime now) {
   absl::erase_if(buckets_, [now](auto& entry) { return entry.second.IsFull(now); });
   forget_at_ = std::max<size_t>(64, 2 * buckets_.size());

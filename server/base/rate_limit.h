@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How often something may happen: token buckets, and the one that every user has for calls.
+// Rate limits: token buckets, and the bucket of each user for calls.
 #ifndef VRAMBROKER_SERVER_BASE_RATE_LIMIT_H_
 #define VRAMBROKER_SERVER_BASE_RATE_LIMIT_H_
 
@@ -23,17 +23,17 @@ class TokenBucket {
  public:
   TokenBucket(double per_second, double burst) : per_second_(per_second), burst_(burst), tokens_(burst) {}
 
-  // False, and nothing is taken, when there are not `tokens`. More than the burst counts as the burst.
+  // False, and nothing is taken, if fewer than `tokens` are there. More than the burst counts as the burst.
   bool Take(SteadyTime now, double tokens = 1);
-  // Takes them although they are not there: up to a burst can be owed.
+  // Takes tokens even if missing: up to a burst can be owed.
   void Owe(SteadyTime now, double tokens = 1);
   bool Has(SteadyTime now, double tokens) {
     Refill(now);
     return tokens_ >= tokens;
   }
-  // What was taken before. No more than the burst is kept.
+  // Returns tokens taken before. No more than the burst is kept.
   void Give(double tokens) { tokens_ = std::min(burst_, tokens_ + tokens); }
-  // As if nothing had ever been taken.
+  // True if no token is missing, as in a new bucket.
   bool IsFull(SteadyTime now);
 
  private:
@@ -51,12 +51,12 @@ class CallRates {
   // Twice `per_second` at once.
   explicit CallRates(uint32_t per_second) : per_second_(per_second) {}
 
-  // ResourceExhausted when the user has called more often than it may. A call that costs the daemon as much as several
-  // counts as so many `calls`.
+  // ResourceExhausted when the user has called more often than allowed. A call as costly to the daemon as several calls
+  // counts as `calls`.
   absl::Status Take(const UserKey& user, SteadyTime now, size_t calls = 1) ABSL_LOCKS_EXCLUDED(mu_);
-  // For a call that Take() has refused and that was made all the same: the next ones have to wait for longer.
+  // Charges a call made although Take() refused: the user's next calls have to wait longer.
   void Owe(const UserKey& user, SteadyTime now) ABSL_LOCKS_EXCLUDED(mu_);
-  // Of how many users a bucket is kept: those of the last seconds, and a few more.
+  // Number of users with a bucket: the users of the last seconds, and a few more.
   size_t users() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

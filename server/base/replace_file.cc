@@ -13,7 +13,7 @@
 namespace vrambroker {
 namespace {
 
-// False: errno says why.
+// On false, errno has the error.
 bool WriteAll(int file, absl::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(file, text.data(), text.size());
@@ -83,7 +83,7 @@ absl::Status ReplaceFile(const std::string& path, absl::string_view text, bool o
     return status;
   }
   if (!outlives_machine) return status;
-  // The name, too. A file system that cannot do that has the file all the same.
+  // Sync the directory, too. On a file system without directory sync, the file exists all the same.
   const std::string dir = path.substr(0, path.rfind('/') + 1);
   const UniqueFd folder(open(dir.empty() ? "." : dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.valid()) (void)fsync(folder.get());

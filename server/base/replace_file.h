@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small files of this user's alone, most of them replaced as a whole.
+// Small files of this user alone, most of them replaced as a whole.
 #ifndef VRAMBROKER_SERVER_BASE_REPLACE_FILE_H_
 #define VRAMBROKER_SERVER_BASE_REPLACE_FILE_H_
 
@@ -14,17 +14,18 @@
 
 namespace vrambroker {
 
-// A regular file that only this user may write, with O_RDONLY or O_RDWR. Follows no symbolic link. NotFound: there is
-// none. FailedPrecondition: others could have written it.
+// Opens a regular file writable by this user only, with O_RDONLY or O_RDWR. Follows no symbolic link. NotFound: no such
+// file. FailedPrecondition: other users could have written the file.
 absl::StatusOr<UniqueFd> OpenOwnFile(const std::string& path, int access);
-// What is in a file that is open; `path` is for messages. ResourceExhausted: it is larger than `most_bytes`.
+// Returns the contents of an open file; `path` is for messages. ResourceExhausted: the file is larger than
+// `most_bytes`.
 absl::StatusOr<std::string> ReadOpenFile(const UniqueFd& file, const std::string& path, size_t most_bytes);
-// Both. Errors as theirs.
+// Opens and reads. Errors as OpenOwnFile() and ReadOpenFile().
 absl::StatusOr<std::string> ReadOwnFile(const std::string& path, size_t most_bytes);
 
-// At once or not at all: who reads `path` finds the old text or the new one, also after this process was killed. With
-// `outlives_machine`, also after a power failure. Only this user may read and write it. By way of `path`.new: one call
-// at a time.
+// Replaces the file at once or not at all: readers of `path` find the old text or the new text, even after this process
+// was killed. With `outlives_machine`, also after a power failure. Only this user may read and write the file. Uses
+// `path`.new: one call at a time.
 absl::Status ReplaceFile(const std::string& path, absl::string_view text, bool outlives_machine);
 
 }  // namespace vrambroker

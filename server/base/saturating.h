@@ -7,7 +7,7 @@
 
 namespace vrambroker {
 
-// `from - bytes`, or 0 where that would be below.
+// `from - bytes`, or 0 instead of a negative difference.
 inline uint64_t SaturatingSub(uint64_t from, uint64_t bytes) {
   return from - std::min(from, bytes);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SharedTimer: the one timer of a broker, set to the earliest time at which any of its parts has something to do.
+// SharedTimer: a broker's only timer, set to the earliest time at which a part of the broker has work.
 #ifndef VRAMBROKER_SERVER_BASE_SHARED_TIMER_H_
 #define VRAMBROKER_SERVER_BASE_SHARED_TIMER_H_
 
@@ -17,14 +17,14 @@ namespace vrambroker {
 // Thread-safe, once all sources are added.
 class SharedTimer {
  public:
-  // When something is to be done next; nullopt: nothing is. Never blocks.
+  // Time of the source's next work; nullopt: no work. Never blocks.
   using Source = std::function<std::optional<SteadyTime>()>;
 
-  // `set` replaces the time that was set before.
+  // `set` replaces the time set before.
   explicit SharedTimer(std::function<void(SteadyTime)> set) : set_(std::move(set)) {}
 
   void AddSource(Source source) { sources_.push_back(std::move(source)); }
-  // One of the sources may have changed its mind.
+  // Call when a source's time may have changed.
   void Update() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     std::optional<SteadyTime> next;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SteadyTime: a moment of the clock that nobody sets.
+// SteadyTime: a time of the monotonic clock.
 #ifndef VRAMBROKER_SERVER_BASE_STEADY_TIME_H_
 #define VRAMBROKER_SERVER_BASE_STEADY_TIME_H_
 

@@ -15,8 +15,8 @@
 namespace vrambroker {
 namespace {
 
-// One socket for all messages. Before Linux 6.9, closing a unix socket may take as long as another user likes: see
-// ClientSocket. -1 when the process is out of descriptors; the next message tries again.
+// Uses a single socket for all messages. Before Linux 6.9, closing a unix socket may take as long as another user
+// likes: see ClientSocket. -1 when the process is out of descriptors; the next message tries again.
 int Socket() {
   static Mutex mu;
   static UniqueFd fd;

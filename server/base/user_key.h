@@ -12,11 +12,11 @@
 
 namespace vrambroker {
 
-// Whom the bounds for each user are for: a user, or a user within a claim, who is somebody else. Containers all run as
-// root, and none of them is to take what the others need, or root itself.
+// Subject of the per-user bounds: a user, or a user within a claim, counted separately. Containers all run as root, and
+// none of them may take the share of all other containers, or of root itself.
 struct UserKey {
   uid_t uid = 0;
-  uint64_t claim = 0;  // its id; 0: in none
+  uint64_t claim = 0;  // the claim's id; 0: none
 
   constexpr UserKey() = default;
   constexpr UserKey(uid_t of, uint64_t in_claim = 0)

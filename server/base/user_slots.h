@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UserSlots: how much of something costly is under way, for each user and in all.
+// UserSlots: bounds on costly work under way, per user and in all.
 #ifndef VRAMBROKER_SERVER_BASE_USER_SLOTS_H_
 #define VRAMBROKER_SERVER_BASE_USER_SLOTS_H_
 
@@ -21,7 +21,7 @@ namespace vrambroker {
 // Thread-safe.
 class UserSlots {
  public:
-  // What refusals say: "uid 5 has 4 SNAPSHOTS UNDER WAY, the most that MAX_SNAPSHOTS_PER_UID allows".
+  // Words for refusals: "uid 5 has 4 SNAPSHOTS UNDER WAY, the most that MAX_SNAPSHOTS_PER_UID allows".
   struct Bounds {
     std::string what;
     size_t per_uid = std::numeric_limits<size_t>::max();
@@ -30,7 +30,7 @@ class UserSlots {
     std::string in_all_bound;
   };
 
-  // One that was taken; given back with its owner. Outlived by the UserSlots. Move-only.
+  // A taken slot; given back by its destructor. Outlived by the UserSlots. Move-only.
   class Slot {
    public:
     Slot() = default;
@@ -55,9 +55,9 @@ class UserSlots {
   explicit UserSlots(Bounds bounds) : bounds_(std::move(bounds)) {}
   UserSlots(const UserSlots&) = delete;
   UserSlots& operator=(const UserSlots&) = delete;
-  ~UserSlots() { MutexLock lock(mu_); }  // the thread that gives the last one back has left
+  ~UserSlots() { MutexLock lock(mu_); }  // the thread giving the last slot back has left
 
-  // ResourceExhausted when the user, or all together, have as many as they may.
+  // ResourceExhausted when the user, or all users together, have the maximum.
   absl::StatusOr<Slot> Take(const UserKey& user) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -65,7 +65,7 @@ class UserSlots {
 
   const Bounds bounds_;
   Mutex mu_;
-  absl::flat_hash_map<UserKey, size_t> of_user_ ABSL_GUARDED_BY(mu_);  // none is 0
+  absl::flat_hash_map<UserKey, size_t> of_user_ ABSL_GUARDED_BY(mu_);  // never 0
   size_t in_all_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

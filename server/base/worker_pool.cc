@@ -42,7 +42,7 @@ void WorkerPool::Added() {
     try {
       threads_.emplace_back([this] { Run(); });
     } catch (const std::system_error&) {
-      if (threads_.empty()) throw;  // the machine allows no more threads; those that there are do the work
+      if (threads_.empty()) throw;  // the machine allows no more threads; the running threads do the work
     }
   }
   changed_.NotifyOne();

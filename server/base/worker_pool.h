@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads for what may wait: driver calls, and clients closing their mappings. RPC threads never do.
+// Threads for work that may wait: driver calls, and clients closing their mappings. RPC threads never wait.
 #ifndef VRAMBROKER_SERVER_BASE_WORKER_POOL_H_
 #define VRAMBROKER_SERVER_BASE_WORKER_POOL_H_
 
@@ -16,19 +16,19 @@
 
 namespace vrambroker {
 
-// Where tasks that may take time are run: threads, or a simulation. Thread-safe.
+// Runs tasks that may take time: on threads, or in a simulation. Thread-safe.
 class Executor {
  public:
   virtual ~Executor() = default;
 
   virtual void Submit(std::function<void()> task) = 0;
-  // Before all that have not begun. For tasks that end soon, and that are few at a time.
+  // Puts `task` before all tasks not yet begun. For short and rare tasks.
   virtual void SubmitFirst(std::function<void()> task) = 0;
 
-  // For tasks that wait for a client of `user` rather than for the driver, as long as they keep the slot.
-  // ResourceExhausted when too many do so already, or too many for clients of this user; the task must go on without
-  // waiting then. Clients that are slow on purpose can neither keep everyone else's tasks from running, nor everyone
-  // else's clients from being asked.
+  // For tasks that wait for a client of `user` rather than for the driver, as long as the task keeps the slot.
+  // ResourceExhausted when too many tasks wait already, or too many for clients of this user; the task must then go on
+  // without waiting. Deliberately slow clients can neither block everyone else's tasks, nor keep everyone else's
+  // clients from being asked.
   virtual absl::StatusOr<UserSlots::Slot> StartWaiting(const UserKey& user) = 0;
 };
 
@@ -36,7 +36,7 @@ class Executor {
 class WorkerPool : public Executor {
  public:
   explicit WorkerPool(size_t max_threads, size_t max_waiting_per_uid = std::numeric_limits<size_t>::max());
-  // Runs what was submitted, then stops.
+  // Runs all submitted tasks, then stops.
   ~WorkerPool() override;
 
   void Submit(std::function<void()> task) override;
@@ -45,7 +45,7 @@ class WorkerPool : public Executor {
 
  private:
   void Run();
-  // A task was added: starts a thread for it, or wakes one.
+  // Starts or wakes a thread for an added task.
   void Added() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const size_t max_threads_;
@@ -58,7 +58,7 @@ class WorkerPool : public Executor {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// Runs its tasks one after the other on an Executor, so that one session keeps at most one thread busy. Thread-safe.
+// Runs tasks in sequence on an Executor, so that a session keeps at most one thread busy. Thread-safe.
 class SerialQueue : public std::enable_shared_from_this<SerialQueue> {
  public:
   static constexpr size_t kMaxTasks = 256;
@@ -67,7 +67,7 @@ class SerialQueue : public std::enable_shared_from_this<SerialQueue> {
   explicit SerialQueue(Executor* workers) : workers_(*workers) {}
   // False, and the task is dropped, when kMaxTasks are queued.
   bool Submit(std::function<void()> task);
-  // The same, before all that Submit() has queued, and behind those of this call.
+  // Like Submit(), ahead of all tasks of Submit(), and behind earlier tasks of SubmitFirst().
   bool SubmitFirst(std::function<void()> task);
 
  private:

@@ -53,7 +53,7 @@ std::optional<Limit> CheckCapacity(const std::string& text, Checker& check) {
   return *capacity;
 }
 
-// None where it depends on the device.
+// nullopt where the size depends on the device.
 std::optional<uint64_t> BytesOf(const std::optional<Limit>& capacity) {
   if (!capacity.has_value() || !std::holds_alternative<uint64_t>(*capacity)) return std::nullopt;
   return std::get<uint64_t>(*capacity);
@@ -65,7 +65,7 @@ absl::StatusOr<Config> CheckConfig(const ConfigText& text) {
   const config::v1::DaemonConfig& proto = text.proto;
   Checker check(text.places, text.faults);
   Config config;
-  // Clients and container runtimes are told of it. They would take a relative path for another one.
+  // Clients and container runtimes get the path, and would resolve a relative path elsewhere.
   std::error_code no_directory;
   config.socket_dir = std::filesystem::absolute(Or(proto.socket_dir(), "/run/vrambroker"), no_directory);
   if (no_directory) {

@@ -25,14 +25,14 @@ namespace vrambroker {
 
 enum class DeviceChoice { kAuto, kCuda, kHost };
 
-// Every value checked and every default filled in, but for the capacity, which depends on the device.
+// Every value checked and every default filled in, except the capacity: its default depends on the device.
 struct Config {
   std::string socket_dir;
   mode_t socket_mode = 0;
   std::string claims_file;  // empty: vrambroker.claims in socket_dir
   DeviceChoice device = DeviceChoice::kAuto;
   bool exits_when_devices_are_lost = true;
-  // Of each device: bytes, or a share of its memory, on host of the machine's.
+  // Per device: bytes, or a share of the device's memory, on host of the machine's.
   std::optional<Limit> capacity;
   uint64_t headroom_bytes = 0;
   uint64_t overhead_allowance_bytes = 0;  // see Reconciliation
@@ -67,24 +67,24 @@ struct Config {
   AllocConf alloc_conf;
   size_t record_events = 0;
   bool is_record_events_set = false;
-  std::vector<std::string> warnings;  // of what is no fault, and probably not meant
+  std::vector<std::string> warnings;  // about settings that are valid but probably not meant
   uint64_t max_recorded_events_per_uid = 0;
   size_t max_connections_per_uid = 0;  // 0: by the daemon's limit of file descriptors
 };
 
-// InvalidArgument lists every fault, one a line, with its place where that is known: those of the text, too.
+// InvalidArgument lists every fault, including faults of the text, each on a line, with the place where known.
 absl::StatusOr<Config> CheckConfig(const ConfigText& text);
 
-// The policy that the configuration describes, of a daemon that runs as this process's user.
+// Makes the configured policy, for a daemon running as this process's user.
 std::shared_ptr<const Policy> MakePolicy(const Config& config);
 
-// What a running daemon has changed by reading its configuration again.
+// Changes made to a running daemon by a reload of its configuration.
 struct ReloadReport {
   size_t rules = 0;                        // in the policy now
-  std::vector<std::string> needs_restart;  // fields that differ from what it runs with, and that it cannot change
+  std::vector<std::string> needs_restart;  // changed fields that the running daemon cannot change
 };
 
-// The names of these fields.
+// Names of the fields for ReloadReport::needs_restart.
 std::vector<std::string> FieldsThatNeedARestart(const Config& running, const Config& wanted);
 
 }  // namespace vrambroker

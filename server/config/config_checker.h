@@ -17,7 +17,7 @@
 
 namespace vrambroker {
 
-// Reads the values of configuration fields and collects what is wrong, so that all of it can be told at once.
+// Reads the values of configuration fields and collects all faults, to report all of them at once.
 class Checker {
  public:
   using Places = ConfigText::Places;
@@ -25,14 +25,14 @@ class Checker {
   Checker(const Places& places, std::vector<std::string> faults) : places_(places), faults_(std::move(faults)) {}
 
   void Fault(absl::string_view field, absl::string_view what);
-  // "FILE:LINE:COLUMN"; empty when it is not known.
+  // "FILE:LINE:COLUMN"; empty when not known.
   std::string PlaceOf(absl::string_view field) const;
 
   // `fallback` when `text` is empty or wrong.
   uint64_t Size(absl::string_view field, const std::string& text, uint64_t fallback);
   absl::Duration Time(absl::string_view field, const std::string& text, absl::Duration fallback,
                       absl::Duration most = absl::Hours(24));
-  // None when `limit` is null or wrong.
+  // nullopt when `limit` is null or wrong.
   std::optional<Limit> LimitOf(const std::string& field, const config::v1::SessionLimit* limit);
 
   // InvalidArgument lists the faults, one a line.

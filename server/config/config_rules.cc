@@ -25,13 +25,13 @@ namespace {
 constexpr size_t kMaxPattern = 4095;  // as long as a path can be
 constexpr int kMaxPriority = 1000;
 
-// `text` as a number, or looked up by `look_up` (getpwnam_r or getgrnam_r, whose entries are `Entry`).
+// Reads `text` as a number, or looks it up by `look_up` (getpwnam_r or getgrnam_r, with entries of type `Entry`).
 template <typename Entry, typename LookUp>
 absl::StatusOr<uint32_t> IdOf(const std::string& text, const char* what, const LookUp& look_up, uint32_t Entry::*id) {
   if (text.empty()) return absl::InvalidArgumentError(absl::StrCat("is empty; give a ", what, "'s name or number"));
   uint32_t number = 0;
   if (text.find_first_not_of("0123456789") == std::string::npos) {
-    // The highest number means "no change" to the kernel, and is nobody's.
+    // The highest number means "no change" to the kernel, and belongs to no user or group.
     if (absl::SimpleAtoi(text, &number) && number != std::numeric_limits<uint32_t>::max()) return number;
     return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not between 0 and 4294967294"));
   }
@@ -83,7 +83,7 @@ std::chrono::milliseconds MaxWaitOf(const std::string& field, const std::string&
   return absl::ToChronoMilliseconds(check.Time(field, text, most, most));
 }
 
-// True when `a` is above `b` on every device, as far as that can be said without its capacity.
+// True when `a` is above `b` on every device, as far as known without the device's capacity.
 bool IsAbove(const Limit& a, const Limit& b) {
   return a.index() == b.index() && a > b;
 }
@@ -215,7 +215,7 @@ std::vector<std::string> WarnOfGuarantees(const std::vector<PolicyRule>& rules,
                                           std::optional<uint64_t> capacity_bytes) {
   std::vector<std::string> warnings;
   for (const PolicyRule& rule : rules) {
-    // A bound for all of them.
+    // A user_guarantee or a claim bounds the sum of all guarantees.
     if (rule.user_guarantee.has_value() || user_guarantee.has_value() || rule.has_claim()) continue;
     const double sessions = static_cast<double>(
         rule.max_sessions == 0 ? max_sessions_per_uid : std::min<size_t>(rule.max_sessions, max_sessions_per_uid));

@@ -17,13 +17,13 @@ namespace vrambroker {
 
 inline constexpr int kMaxRules = 1000;
 
-// Tells `check` of every fault. `session_limit` is what rules without a limit give, `capacity_bytes` that of a device
-// where it is configured. Looks up users and groups, and so may wait for the machine's name services.
+// Reports every fault to `check`. `session_limit` is the limit of rules without a limit, `capacity_bytes` the capacity
+// of a device where configured. Looks up users and groups, and so may wait for the machine's name services.
 std::vector<PolicyRule> CheckRules(const config::v1::DaemonConfig& config, const Limit& session_limit,
                                    std::optional<uint64_t> capacity_bytes, Checker& check);
 
-// A sentence for each rule whose guarantee, times the sessions that one user may open with it, comes to more than the
-// capacity: idle sessions of one user could then keep the device from all others.
+// Returns a sentence for each rule whose guarantee, times a user's sessions with the rule, exceeds the capacity: idle
+// sessions of one user could then keep the device from all other users.
 std::vector<std::string> WarnOfGuarantees(const std::vector<PolicyRule>& rules,
                                           const std::optional<Limit>& user_guarantee, size_t max_sessions_per_uid,
                                           std::optional<uint64_t> capacity_bytes);

@@ -24,7 +24,7 @@
 namespace vrambroker {
 namespace {
 
-// In a file of nothing but faults.
+// Bound for a file full of faults.
 constexpr size_t kMostFaults = 100;
 
 using Lines = std::vector<std::string>;
@@ -37,7 +37,7 @@ struct Fault {
   bool operator<(const Fault& other) const { return std::tie(line, column) < std::tie(other.line, other.column); }
 };
 
-// The last `word` in `line` that begins at `column` or before it.
+// Finds the last `word` in `line` that begins at `column` or before.
 int ColumnOf(absl::string_view word, const std::string& line, int column) {
   const size_t found = line.rfind(std::string(word), static_cast<size_t>(std::max(column, 0)));
   return found == std::string::npos ? column : static_cast<int>(found);
@@ -54,7 +54,7 @@ std::string SuggestedField(absl::string_view message, absl::string_view field) {
   return DidYouMean(absl::StrCat("'", field, "'"), known);
 }
 
-// What follows `before` in protobuf's message, up to the next quote.
+// The text after `before` in protobuf's message, up to the next quote.
 std::optional<std::string> QuotedAfter(absl::string_view before, absl::string_view message) {
   const size_t at = message.find(before);
   if (at == absl::string_view::npos) return std::nullopt;
@@ -64,7 +64,7 @@ std::optional<std::string> QuotedAfter(absl::string_view before, absl::string_vi
 
 constexpr char kUnknownValue[] = "Unknown enumeration value of \"";
 
-// In our words, where protobuf's are about its types.
+// Rewords protobuf's messages about its types for users.
 std::string InOurWords(absl::string_view message) {
   absl::string_view got = message;
   if (absl::ConsumePrefix(&got, "Expected string, got: ")) {
@@ -80,13 +80,13 @@ std::string InOurWords(absl::string_view message) {
   return std::string(message);
 }
 
-// Collects what is wrong. Fields that are not known are warnings to protobuf, which goes on behind them.
+// Collects faults. Unknown fields are warnings to protobuf, and parsing goes on behind them.
 class FaultList : public google::protobuf::io::ErrorCollector {
  public:
   FaultList(absl::string_view name, const Lines& lines) : name_(name), lines_(lines) {}
 
   void AddError(int line, google::protobuf::io::ColumnNumber column, const std::string& message) override {
-    // Said where the next word begins.
+    // Protobuf reports the place of the next word.
     if (const auto value = QuotedAfter(kUnknownValue, message); value.has_value()) {
       while (line > 0 && Line(line).find(*value) == std::string::npos) column = static_cast<int>(Line(--line).size());
       column = ColumnOf(*value, Line(line), column);
@@ -98,7 +98,7 @@ class FaultList : public google::protobuf::io::ErrorCollector {
     Add(line, column, absl::StrCat(field, field.empty() ? "" : ": ", InOurWords(message)));
   }
   void AddWarning(int line, google::protobuf::io::ColumnNumber column, const std::string& message) override {
-    // Message type "vrambroker.config.v1.DaemonConfig" has no field named "capcity".
+    // Example: Message type "vrambroker.config.v1.DaemonConfig" has no field named "capcity".
     const std::vector<absl::string_view> parts = absl::StrSplit(message, '"');
     if (parts.size() != 5) return Add(line, column, message);
     Add(line, ColumnOf(parts[3], Line(line), column),
@@ -106,7 +106,7 @@ class FaultList : public google::protobuf::io::ErrorCollector {
   }
 
   const std::vector<Fault>& faults() const { return faults_; }
-  // Where the reading ended.
+  // Line at which parsing ended.
   std::optional<int> error_line() const { return error_line_; }
 
  private:
@@ -149,7 +149,7 @@ void NotePlaces(absl::string_view name, const google::protobuf::Descriptor& mess
   }
 }
 
-// A line that can be left out: one field with its value.
+// True for a line that can be left out: one field with its value.
 bool IsOneField(const std::string& line) {
   return line.find_first_of("{}[]<>;") == std::string::npos && line.find(':') != std::string::npos;
 }
@@ -165,7 +165,7 @@ std::string OneLine(absl::string_view text) {
 
 ConfigText ParseConfigText(absl::string_view name, const std::string& text) {
   Lines lines = absl::StrSplit(text, '\n');
-  std::vector<Fault> left_out;  // faults of lines that the next try is without
+  std::vector<Fault> left_out;  // faults of lines left out of the next try
   while (true) {
     ConfigText config;
     FaultList faults(name, lines);
@@ -189,7 +189,7 @@ ConfigText ParseConfigText(absl::string_view name, const std::string& text) {
     if (is_read) {
       NotePlaces(name, *config.proto.GetDescriptor(), tree, "", config.places);
     } else {
-      config.proto.Clear();  // half of it would have faults that the whole does not have
+      config.proto.Clear();  // half of the file would have faults that the whole file does not have
     }
     return config;
   }

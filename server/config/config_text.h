@@ -14,22 +14,22 @@
 
 namespace vrambroker {
 
-// A message that repeats a part of the file stays on its line, whatever the part is.
+// Replaces control characters, so that a message quoting the file stays on one line.
 std::string OneLine(absl::string_view text);
 
 struct ConfigText {
-  // Where each field stands, "NAME:LINE:COLUMN", by its name: "session_limit.bytes", "rules[0].uid".
+  // Places of fields, "NAME:LINE:COLUMN", by name: "session_limit.bytes", "rules[0].uid".
   using Places = absl::flat_hash_map<std::string, std::string>;
 
-  config::v1::DaemonConfig proto;  // of the lines that can be read
+  config::v1::DaemonConfig proto;  // of the readable lines
   Places places;
   std::vector<std::string> faults;  // "NAME:LINE:COLUMN: what is wrong"
 };
 
-// Faults of the text do not end the reading, so that CheckConfig() can tell them with those of the values.
+// Parsing goes on after faults, so that CheckConfig() can report faults of text and values together.
 ConfigText ParseConfigText(absl::string_view name, const std::string& text);
 
-// ParseConfigText() of a file. NotFound and the like when it cannot be read.
+// ParseConfigText() of a file. NotFound and the like when the file cannot be read.
 absl::StatusOr<ConfigText> ReadConfigFile(const std::string& path);
 
 }  // namespace vrambroker
