@@ -21,7 +21,7 @@ class MemoryTrim {
   bool Look();
 
  private:
-  uint64_t least_bytes_ = 0;  // of the process since the last trim
+  uint64_t least_bytes_ = 0;  // least size of the process since the last trim
   int looks_left_ = 0;        // further looks that trim in any case
 };
 

@@ -21,7 +21,7 @@ struct ConfigText {
   // Places of fields, "NAME:LINE:COLUMN", by name: "session_limit.bytes", "rules[0].uid".
   using Places = absl::flat_hash_map<std::string, std::string>;
 
-  config::v1::DaemonConfig proto;  // of the readable lines
+  config::v1::DaemonConfig proto;  // values from the readable lines
   Places places;
   std::vector<std::string> faults;  // "NAME:LINE:COLUMN: what is wrong"
 };

@@ -19,7 +19,7 @@ enum vrambroker_count_call {
      with a lost connection, the session goes on, with its charges. */
   VRAMBROKER_COUNT_HELLO = 1,
   VRAMBROKER_COUNT_JOIN = 2,     /* another connection of the process to its session `token` */
-  VRAMBROKER_COUNT_HOLD = 3,     /* `bytes` on `device` that the session has from before this daemon knew it */
+  VRAMBROKER_COUNT_HOLD = 3,     /* `bytes` on `device` held by the session before this daemon knew it */
   VRAMBROKER_COUNT_CHARGE = 4,   /* charge `bytes` on `device`, before asking the driver; answered at once */
   VRAMBROKER_COUNT_WAIT = 5,     /* CHARGE after waiting for up to `wait_ms`; closing the connection gives up */
   VRAMBROKER_COUNT_UNCHARGE = 6, /* the driver has `bytes` of `device` back */
@@ -29,7 +29,7 @@ enum vrambroker_count_call {
 enum vrambroker_count_limit {
   VRAMBROKER_COUNT_LIMIT_NONE = 0, /* the daemon's default limit; no guarantee */
   VRAMBROKER_COUNT_LIMIT_BYTES = 1,
-  VRAMBROKER_COUNT_LIMIT_FRACTION = 2 /* of the device's capacity, 0 to 1 */
+  VRAMBROKER_COUNT_LIMIT_FRACTION = 2 /* share of the device's capacity, 0 to 1 */
 };
 
 /* A client's packet. Fields not named by the call are 0. */
