@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Arrays, plain and mipmapped. They have no address, and the driver does not say what they take. So what the descriptor
- * comes to is charged. Small ones share units.
+ * Plain and mipmapped arrays. Arrays have no address, and the driver does not report their size. So we charge the size
+ * computed from the descriptor. Small arrays share units.
  */
 #include "client/preload/arrays.h"
 
@@ -18,17 +18,17 @@
 static const uint64_t small = UINT64_C(1) << 20;
 
 static struct lock places;
-static struct table arrays; /* array -> account, bytes, context, and in `more`, whether its mapping is deferred */
-/* The small arrays of an account, and the units that are charged for them all. An array counts once these suffice for
-   it, too: what another one asks for, and may not get, is not in the way. */
+static struct table arrays; /* array -> account, bytes, context; `more`: whether mapping is deferred */
+/* Small arrays of an account, and the units charged for all of them. An array counts as soon as the units have room,
+ * even while another thread asks for a unit and may be refused. */
 static struct shared {
   struct account* account;
   uint64_t bytes;
   uint64_t units;
-  unsigned askers; /* threads that ask for more units */
+  unsigned askers; /* threads asking for more units */
 } shared[LEDGER_DEVICES];
 
-/* --- what they take --- */
+/* --- sizes --- */
 
 static uint64_t extent(size_t of_first, unsigned int level) {
   const size_t size = level < 64 ? of_first >> level : 0;
@@ -40,7 +40,7 @@ static double squares(uint64_t size, unsigned int edge) {
 }
 
 static uint64_t bytes_of(const cu_array3d_descriptor* descriptor, unsigned int levels) {
-  if ((descriptor->flags & (CU_ARRAY_SPARSE | CU_ARRAY_DEFERRED)) != 0) return 0; /* memory is mapped into it later */
+  if ((descriptor->flags & (CU_ARRAY_SPARSE | CU_ARRAY_DEFERRED)) != 0) return 0; /* the program maps memory later */
   const int layers = (descriptor->flags & (CU_ARRAY_LAYERED | CU_ARRAY_CUBEMAP)) != 0;
   const struct element element = element_of(descriptor->format, descriptor->channels);
   double elements = 0;
@@ -53,7 +53,7 @@ static uint64_t bytes_of(const cu_array3d_descriptor* descriptor, unsigned int l
   return bytes > 1e18 ? UINT64_C(1) << 60 : (uint64_t)bytes;
 }
 
-/* With the lock. */
+/* Caller holds `places`. */
 static struct shared* shared_of(struct account* account) {
   struct shared* each = shared;
   while (each->account != account && each->account != NULL) each++;
@@ -61,21 +61,22 @@ static struct shared* shared_of(struct account* account) {
   return each;
 }
 
-/* With the lock: adds a small array where the units suffice. */
+/* Adds a small array if the units have room. Caller holds `places`. */
 static int join(struct shared* all, uint64_t bytes) {
   if (units_of(all->bytes + bytes) > all->units) return 0;
   all->bytes += bytes;
   return 1;
 }
 
-/* With the lock: takes the units that no array needs. */
+/* Takes out the units not needed by any array. Caller holds `places`. */
 static uint64_t spare(struct shared* all) {
   const uint64_t units = all->units - units_of(all->bytes);
   all->units -= units;
   return units;
 }
 
-/* Adds a small array, with a unit that was taken for it or without. What others have brought too much is given back. */
+/* Adds a small array; `has_unit`: a unit was charged for the array. Gives back surplus units brought by other
+ * threads. */
 static int add(struct shared* all, const struct charge* charge, int has_unit) {
   lock(&places);
   all->units += (uint64_t)has_unit;
@@ -86,7 +87,7 @@ static int add(struct shared* all, const struct charge* charge, int has_unit) {
   return is_paid;
 }
 
-/* Charges an array before it is made. -1: that may not be, and `message` says why. */
+/* Charges an array before its creation. -1: refused, and `message` says why. */
 static int take(struct charge* charge, char* message) {
   uint64_t refused_at = 0;
   if (charge->bytes >= small) return charge_more(charge, units_of(charge->bytes), MAY_WAIT, message);
@@ -98,9 +99,9 @@ static int take(struct charge* charge, char* message) {
   if (is_paid) return 0;
   is_paid = add(all, charge, charge_more(charge, 1, MAY_WAIT, message) == 0); /* any small array fits into a unit */
   lock(&places);
-  unsigned others = --all->askers; /* now: what was given back is there for them */
+  unsigned others = --all->askers; /* only now: the asking threads can use units given back above */
   unlock(&places);
-  /* Where it was refused, others may bring a unit that has room, or one too many. */
+  /* After a refusal, another thread may bring a unit with room, or a surplus unit. */
   while (!is_paid && others != 0 && charge_look_again(&refused_at)) {
     lock(&places);
     others = all->askers;
@@ -120,7 +121,7 @@ static void give_back(struct account* account, uint64_t bytes) {
   ledger_give(account, units);
 }
 
-/* --- making them --- */
+/* --- creating and destroying --- */
 
 static int begin(struct charge* charge, const char* what, const cu_array3d_descriptor* descriptor,
                  unsigned int levels) {
@@ -133,7 +134,7 @@ static int begin(struct charge* charge, const char* what, const cu_array3d_descr
   return take(charge, message) == 0 ? CU_OK : charge_refuse(what, charge->bytes, message);
 }
 
-/* What a program is told of an array that the driver has made, or has not. */
+/* Returns the program's result, and records the array if the driver has created one. */
 static int made(const struct charge* charge, int error, cu_array array, const cu_array3d_descriptor* descriptor) {
   if (charge->account == NULL) return error;
   if (error != CU_OK) {
@@ -149,22 +150,22 @@ static int made(const struct charge* charge, int error, cu_array array, const cu
                               .more = descriptor->flags & CU_ARRAY_DEFERRED};
   lock(&places);
   const struct entry* const known = table_find(&arrays, entry.key);
-  const struct entry stale = known == NULL ? (struct entry){0} : *known; /* it went with its context */
-  const int failed = table_put(&arrays, &entry);                         /* it stays charged then */
+  const struct entry stale = known == NULL ? (struct entry){0} : *known; /* earlier array, destroyed with its context */
+  const int failed = table_put(&arrays, &entry);                         /* on failure the array stays charged */
   unlock(&places);
   if (stale.owner != NULL && !failed) give_back(stale.owner, stale.bytes);
   return CU_OK;
 }
 
-/* With the lock. */
+/* Removes an entry. Caller holds `places`. */
 static struct entry remove_array(struct entry* known) {
   const struct entry array = *known;
   table_remove(&arrays, known);
   return array;
 }
 
-/* What is mapped into it goes with it. Its entry goes before the driver destroys it: another may get the same handle at
- * once. */
+/* Ends the mappings into the array, too. Removes the entry before the driver destroys the array: another thread may get
+ * the handle at once. */
 static int destroy(int (*real)(cu_array), cu_array array) {
   struct entry forgotten = {0};
   struct table tiles = {0};
@@ -180,7 +181,7 @@ static int destroy(int (*real)(cu_array), cu_array array) {
     give_back(forgotten.owner, forgotten.bytes);
   } else {
     lock(&places);
-    table_put(&arrays, &forgotten); /* there is room: it was just removed */
+    table_put(&arrays, &forgotten); /* has room: the entry was just removed */
     unlock(&places);
   }
   return error;
@@ -188,7 +189,7 @@ static int destroy(int (*real)(cu_array), cu_array array) {
 
 /* --- hooks --- */
 
-/* Is a hook's body: makes an array that is not mipmapped. The driver's functions differ in their descriptors. */
+/* Body of a hook: creates an array without mipmaps. The driver's functions differ in their descriptors. */
 #define CREATE(function, what, with_depth, with_flags)                                    \
   REAL(function);                                                                         \
   struct charge charge;                                                                   \

@@ -10,12 +10,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* By descriptor, what was opened last. Without a lock, which a child might find held. A program with very many
- * descriptors may have connections beyond. */
+/* Last file opened per descriptor. Lock-free, because a child might find a lock held. A program with very many
+ * descriptors may have connections beyond the table. */
 static struct file files[2048];
 enum { FILES = sizeof files / sizeof *files };
 
-/* A number that programs do not count on. */
+/* Moves a descriptor to a number unlikely to be expected by programs. */
 static int out_of_the_way(int descriptor) {
   struct rlimit limit = {256, 256};
   getrlimit(RLIMIT_NOFILE, &limit);
@@ -70,7 +70,7 @@ _Static_assert(offsetof(struct vrambroker_count_request, guarantee_kind) == VRAM
                    offsetof(struct vrambroker_count_request, devices) == VRAMBROKER_COUNT_NO_DEVICES_REQUEST_BYTES,
                "older daemons' packets");
 
-/* Older daemons know the shorter packets alone. */
+/* Older daemons accept only the shorter packets. */
 static size_t size_of(const struct vrambroker_count_request* request) {
   if (request->devices[0] != '\0') return sizeof *request;
   return request->guarantee_kind == VRAMBROKER_COUNT_LIMIT_NONE ? VRAMBROKER_COUNT_SHORT_REQUEST_BYTES
@@ -85,7 +85,7 @@ static int exchange(struct connection* connection, const struct vrambroker_count
   do {
     bytes = send(connection->descriptor, request, size, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (bytes < 0 && errno == EINTR);
-  /* The daemon may have no room for the connection: then it has said why, and reads nothing. */
+  /* A daemon without room for the connection has already sent the reason, and reads nothing. */
   if (bytes != (ssize_t)size && (bytes >= 0 || errno != EPIPE)) return -1;
   const uint64_t until = now_ms() + timeout_ms;
   for (;;) {
@@ -96,13 +96,13 @@ static int exchange(struct connection* connection, const struct vrambroker_count
     if (found == INTERRUPTED) return INTERRUPTED;
     if (!connection_is_ours(connection)) return -1;
     if (found == 0) continue;
-    /* MSG_TRUNC: the packet's own size, also where it is larger. */
+    /* MSG_TRUNC: returns the packet's real size, even if larger. */
     bytes = recv(connection->descriptor, answer, sizeof *answer, MSG_DONTWAIT | MSG_TRUNC);
     if (bytes < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     break;
   }
   if (bytes != (ssize_t)sizeof *answer || answer->version != VRAMBROKER_COUNT_VERSION) return -1;
-  const int is_refused = answer->call == VRAMBROKER_COUNT_HELLO && answer->code != 0; /* the connection */
+  const int is_refused = answer->call == VRAMBROKER_COUNT_HELLO && answer->code != 0; /* connection refused */
   if (answer->call != request->call && !is_refused) return -1;
   answer->uuid[sizeof answer->uuid - 1] = '\0';
   answer->message[sizeof answer->message - 1] = '\0';

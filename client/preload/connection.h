@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One connection to the daemon's count socket. Programs close descriptors that they did not open, and get the number
- * for a file of their own. So what the number stands for is compared before each use: the program's files never get a
+ * A connection to the daemon's count socket. Programs close descriptors opened by libraries, and get the number again
+ * for a file of their own. So each use first compares the file behind the descriptor: the program's files never get a
  * byte of this library.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_CONNECTION_H_
@@ -13,20 +13,21 @@
 #include "proto/vrambroker/v1/count_socket.h"
 
 struct connection {
-  int descriptor; /* meaningful where is_open */
+  int descriptor; /* valid if is_open */
   int is_open;
-  struct file file; /* what the descriptor stands for */
+  struct file file; /* file behind the descriptor */
 };
 
-/* 0, or an errno. ENOENT, ENOTDIR, ECONNREFUSED: no daemon. */
+/* Returns 0 or an errno. ENOENT, ENOTDIR, ECONNREFUSED: no daemon. */
 int connection_open(struct connection* connection, const char* path);
 int connection_is_ours(const struct connection* connection);
-/* Sends one packet, and waits for its answer. 0: answered, and the answer is of the right size, version and call. -1:
-   it was not, or INTERRUPTED; the connection is closed. */
+/* Sends one packet, and waits for the answer. 0: the answer has the right size, version and call. -1: no valid answer.
+ * INTERRUPTED: a signal ended the wait. Both close the connection. */
 int connection_call(struct connection* connection, const struct vrambroker_count_request* request, uint64_t timeout_ms,
                     enum holding holding, struct vrambroker_count_answer* answer);
 void connection_close(struct connection* connection);
-/* In a child after fork(): closes those of all threads. The daemon would not notice that its parent closes one. */
+/* Closes the connections of all threads, in a child after fork(): open copies would hide the parent's close from the
+ * daemon. */
 void connections_forget(void);
 
 #endif /* VRAMBROKER_CLIENT_PRELOAD_CONNECTION_H_ */

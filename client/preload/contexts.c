@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * With its first context a process begins its session, so that what the context takes is known to be this program's
- * even before it allocates. With a context goes what was allocated in it: plain memory and arrays. Pools and graphs are
- * asked what is left.
+ * A process begins its session with its first context, so that the daemon knows the context's memory as this program's
+ * even before an allocation. Destroying a context frees plain memory and arrays allocated in the context. Pools and
+ * graphs are asked for their remaining memory.
  */
 #include "client/preload/contexts.h"
 
@@ -23,7 +23,8 @@ cu_device current_device(cu_context* context) {
 
 static int have_begun;
 
-/* No context fails for want of a daemon: what is allocated does, and says so. So it is tried once. */
+/* Creating a context never fails because the daemon is missing; later allocations do, with a message. So we try to
+ * connect only once. */
 static int begun(cu_device device, int error) {
   struct account* account;
   if (error != CU_OK || __atomic_exchange_n(&have_begun, 1, __ATOMIC_RELAXED)) return error;
@@ -70,8 +71,8 @@ static void gone(cu_context context) {
   graphs_read();
 }
 
-/* As soon as it is destroyed another thread may get the same handle for a context of its own. So what is allocated in
- * it has another name before, which no other context has: where a variable of the caller's is. */
+/* Another thread may get the handle for a new context right after the destruction. So allocations of the context first
+ * get a unique name: the address of a local variable. */
 static int destroy(int (*real)(cu_context), cu_context context) {
   int error = CU_OK;
   const cu_context name = (cu_context)(void*)&error;
@@ -103,7 +104,7 @@ static int is_active(cu_device device) {
          driver->cuDevicePrimaryCtxGetState(device, &flags, &active) == CU_OK && active;
 }
 
-/* A device's primary context, where there is one: to ask for it holds it for a moment, and does not make one. */
+/* Returns a device's active primary context, or NULL. Retains the context for a moment, and never creates one. */
 static cu_context primary(cu_device device, int (*release)(cu_device)) {
   const struct driver* driver = real_driver();
   cu_context context = NULL;
@@ -113,7 +114,7 @@ static cu_context primary(cu_device device, int (*release)(cu_device)) {
   return context;
 }
 
-/* As destroy(), where that ends the context. */
+/* Like destroy(), if the call ends the context. */
 static int end(int (*real)(cu_device), cu_device device, cu_context context, int is_reset) {
   int error = CU_OK;
   const cu_context name = (cu_context)(void*)&error;

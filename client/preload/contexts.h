@@ -4,7 +4,7 @@
 
 #include "client/preload/driver_api.h"
 
-/* The device of the calling thread's context, and where `context` is not NULL, the context. -1: the thread has none. */
+/* Returns the device of the calling thread's context; -1: no context. Stores the context unless `context` is NULL. */
 cu_device current_device(cu_context* context);
 
 void contexts_forget_all(void);

@@ -11,7 +11,7 @@ enum library { DRIVER, MANAGEMENT };
 
 struct entry {
   const char* name;
-  void* hook; /* NULL: only called */
+  void* hook; /* NULL: called but not hooked */
   size_t slot;
 };
 
@@ -46,8 +46,8 @@ static void* function_at(const void* table, const struct entry* entry) {
   return function;
 }
 
-/* No lock is held: the dynamic linker may be waiting for this thread's caller, and a child after fork() might find the
- * lock held for ever. The first thread's table stays. */
+/* Takes no lock: the dynamic linker may be waiting for this thread's caller, and a child after fork() might find the
+ * lock held forever. The first thread's table stays. */
 static void take(enum library which, void* handle) {
   const size_t size = which == DRIVER ? sizeof(struct driver) : sizeof(struct management);
   const struct entry* entries = which == DRIVER ? driver_entries : management_entries;
@@ -112,7 +112,7 @@ void* hook_for(int hook, void* function) {
   const enum library which = library_of(hook);
   const char* file = which == DRIVER ? "libcuda.so" : "libnvidia-ml.so";
   if (real(which) == NULL) {
-    /* In a namespace of its own (dlmopen)? */
+    /* The library may have its own namespace (dlmopen). */
     void* handle = library_at(function, file);
     if (handle != NULL && find_symbol(handle, entry_of(hook)->name) == function) take(which, handle);
     if (real(which) == NULL) return function;

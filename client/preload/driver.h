@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The real driver and the real NVML: their functions, and which of them a hook stands before. A process has one of
- * each; a second copy of the driver in it, in a namespace of its own, is left alone.
+ * Functions of the real driver and the real NVML, and the hooks before them. A process has a single copy of each; a
+ * second copy of the driver, in its own namespace, is left alone.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_DRIVER_H_
 #define VRAMBROKER_CLIENT_PRELOAD_DRIVER_H_
 
 #include "client/preload/driver_api.h"
 
-/* Each function by its name; NULL: the driver lacks it. */
+/* Pointers named after their functions; NULL: the driver lacks the function. */
 #define DECLARE_FUNCTION(name, arguments) int(*name) arguments;
 struct driver {
   CUDA_HOOKS(DECLARE_FUNCTION)
@@ -20,21 +20,21 @@ struct management {
 };
 #undef DECLARE_FUNCTION
 
-/* The ones that are loaded; NULL: none is. They are never loaded by this library. */
+/* Return the functions of the loaded library; NULL: not loaded. Never load a library. */
 const struct driver* real_driver(void);
 const struct management* real_management(void);
 
-/* Of a hook by its name, -1: no hook has it. "cudnnCreate" is no hook's. */
+/* Returns the number of a hook by name; -1: no hook has the name. "cudnnCreate" has no hook. */
 int hook_named(const char* name);
-/* The hook itself. */
+/* Returns the hook itself. */
 void* hook_function(int hook);
-/* What it stands before; NULL: no such library is loaded, or it lacks the function. */
+/* Returns the real function behind the hook; NULL: the library is not loaded, or lacks the function. */
 void* hooked_function(int hook);
-/* `function`, found as the hook's name; what a program is to get: the hook, where `function` is the driver's own. */
+/* Returns the hook if `function`, found by the hook's name, is the driver's own; otherwise `function`. */
 void* hook_for(int hook, void* function);
-/* Of `function`, found in the driver by whatever name. */
+/* Like hook_for(), for a `function` of the driver found by any name. */
 void* hook_for_address(void* function);
-/* Whether `function` is a hook of this library. */
+/* Returns whether `function` is the hook itself. */
 int is_hook(int hook, const void* function);
 
 #endif /* VRAMBROKER_CLIENT_PRELOAD_DRIVER_H_ */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What this library knows of NVIDIA's driver API and of NVML: types in plain C, since neither's headers need be there,
- * and the functions. CUDA_HOOKS and NVML_HOOKS are those that it stands before; CUDA_CALLS and NVML_CALLS those that it
- * only calls. An older driver lacks some. Names, types and numbers are those of the references of CUDA 13.0 and NVML.
+ * Known parts of NVIDIA's driver API and of NVML: types in plain C, since the headers of both may be missing, and
+ * functions. CUDA_HOOKS and NVML_HOOKS list the hooked functions; CUDA_CALLS and NVML_CALLS list functions called
+ * without a hook. An older driver lacks some functions. Names, types and numbers follow the references of CUDA 13.0 and
+ * NVML.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_DRIVER_API_H_
 #define VRAMBROKER_CLIENT_PRELOAD_DRIVER_API_H_
@@ -12,7 +13,7 @@
 
 typedef int cu_device;
 typedef unsigned long long cu_address;
-typedef unsigned int cu_address32; /* of the functions without _v2 */
+typedef unsigned int cu_address32; /* for functions without _v2 */
 typedef struct CUctx_st* cu_context;
 typedef struct CUstream_st* cu_stream;
 typedef struct CUevent_st* cu_event;
@@ -22,7 +23,7 @@ typedef struct CUmemPoolHandle_st* cu_pool;
 typedef struct CUgraph_st* cu_graph;
 typedef struct CUgraphNode_st* cu_node;
 typedef struct CUgraphExec_st* cu_exec;
-typedef unsigned long long cu_handle; /* of memory without an address */
+typedef unsigned long long cu_handle; /* handle of memory without an address */
 typedef struct nvmlDevice_st* nvml_device;
 
 typedef struct {
@@ -39,7 +40,7 @@ typedef struct {
   unsigned int width, height;
   int format;
   unsigned int channels;
-} cu_array_descriptor32; /* of the functions without _v2 */
+} cu_array_descriptor32; /* for functions without _v2 */
 
 typedef struct {
   unsigned int width, height, depth;
@@ -60,27 +61,27 @@ typedef struct {
 typedef struct {
   int type;
   union {
-    int id;          /* of the device, or of the host's NUMA node */
-    cu_domain local; /* of CU_LOCATION_DOMAIN */
+    int id;          /* number of the device, or of the host's NUMA node */
+    cu_domain local; /* for CU_LOCATION_DOMAIN */
   };
 } cu_location;
 
 typedef struct {
   int type, handle_types;
-  cu_location location; /* what follows is not looked at */
+  cu_location location; /* later fields are not read */
 } cu_allocation;
 
-/* A part of a sparse array, and the memory that is mapped there. */
+/* Part of a sparse array, and the memory mapped there. */
 typedef struct {
   int array_type;
   cu_array array;
   int part_type;
   union {
-    unsigned int level[8]; /* its number, the layer's, where it begins, and how much it is */
+    unsigned int level[8]; /* mip level, layer, 3 offsets, 3 extents */
     struct {
       unsigned int layer;
       unsigned long long offset, size;
-    } tail; /* CU_PART_TAIL: of a mipmapped array */
+    } tail; /* for CU_PART_TAIL, of a mipmapped array */
   };
   int operation, handle_type;
   cu_handle handle;
@@ -90,12 +91,12 @@ typedef struct {
 
 typedef struct {
   int type, handle_types;
-  cu_location location; /* likewise */
+  cu_location location; /* later fields are not read */
 } cu_pool_properties;
 
 typedef struct {
   int type, reserved[3];
-  cu_pool_properties memory; /* of CU_NODE_MEMORY; what follows is not looked at */
+  cu_pool_properties memory; /* for CU_NODE_MEMORY; later fields are not read */
 } cu_node_parameters;
 
 typedef struct {
@@ -125,7 +126,7 @@ enum {
   CU_ARRAY_DEFERRED = 0x80,
   CU_POOL_RESERVED = 5, /* attributes */
   CU_GRAPH_RESERVED = 2,
-  CU_NODE_MEMORY = 10, /* of a graph: it allocates */
+  CU_NODE_MEMORY = 10, /* graph node allocating memory */
   CU_NOT_FOUND = 500,  /* "named symbol not found": the driver lacks the function */
 };
 
@@ -232,12 +233,12 @@ enum {
 
 #define NVML_CALLS(X) X(nvmlDeviceGetUUID, (nvml_device device, char* uuid, unsigned int bytes))
 
-/* The first line of a hook: the driver, where it has the function. */
+/* First line of a hook: gets the driver, or returns CU_NOT_FOUND if the driver lacks the function. */
 #define REAL(function)                         \
   const struct driver* driver = real_driver(); \
   if (driver == NULL || driver->function == NULL) return CU_NOT_FOUND
 
-/* A function that a program calls in place of the driver's of the same name. */
+/* Function called by programs instead of the driver's function of the same name. */
 #define HOOK __attribute__((visibility("default")))
 #define DECLARE_HOOK(name, arguments) HOOK int name arguments;
 CUDA_HOOKS(DECLARE_HOOK)

@@ -5,7 +5,8 @@
 
 enum { LARGEST_CHANNEL_BITS = 32 };
 
-/* CUarray_format of CUDA 13.0, in its order. `each`: bits of a channel; `all`: of an element, whatever the channels. */
+/* CUarray_format of CUDA 13.0, in the header's order. `each`: bits of a channel; `all`: bits of an element, for any
+ * number of channels. */
 static const struct {
   unsigned char first, last, each, all, edge;
 } formats[] = {

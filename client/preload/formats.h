@@ -7,10 +7,10 @@
 
 struct element {
   unsigned int bits;
-  unsigned int edge; /* elements are stored in squares of so many by so many */
+  unsigned int edge; /* elements are stored in squares of edge by edge */
 };
 
-/* A format that is not known here takes as much as the largest channels. */
+/* Counts an unknown format with the largest channels. */
 struct element element_of(int format, unsigned int channels);
 
 #endif /* VRAMBROKER_CLIENT_PRELOAD_FORMATS_H_ */

@@ -8,18 +8,18 @@
 #include "client/preload/table.h"
 
 static const uint64_t unit = VRAMBROKER_COUNT_UNIT_BYTES;
-static const uint64_t small = UINT64_C(1) << 20; /* larger ones share no block */
+static const uint64_t small = UINT64_C(1) << 20; /* larger allocations share no block */
 
 /* Held for moments. */
 static struct lock places;
 static struct table allocations; /* address -> account, bytes, context */
-/* number of a block that is not one allocation's alone -> account, how many, their bytes, and in `more`, whether it is
-   charged, and how many threads ask for that. Until it is, each that comes into it asks: so a refusal leaves nobody in
-   a block that nobody paid. */
+/* number of a shareable block -> account, number and bytes of allocations; `more`: whether charged, and how many
+ * threads ask for the charge. Each allocation entering an uncharged block asks: so a refusal leaves no allocation in an
+ * unpaid block. */
 static struct table blocks;
 enum { PAID = 1, ASKS = 2 };
 
-/* --- blocks. With the lock. --- */
+/* --- blocks. Callers hold `places`, except callers of may_have_room(). --- */
 
 static uint64_t first_block(cu_address address) {
   return address / unit;
@@ -29,14 +29,14 @@ static uint64_t last_block(cu_address address, uint64_t bytes) {
   return (address + (bytes == 0 ? 0 : bytes - 1)) / unit;
 }
 
-/* How much of a block the allocation has. */
+/* Returns the allocation's bytes within a block. */
 static uint64_t share(uint64_t block, cu_address address, uint64_t bytes) {
   const uint64_t from = block * unit > address ? block * unit : address;
   const uint64_t to = (block + 1) * unit < address + bytes ? (block + 1) * unit : address + bytes;
   return to - from;
 }
 
-/* -1: no memory for the table. */
+/* Returns 0; -1: no memory for the table. */
 static int join_block(struct account* account, uint64_t block, uint64_t bytes) {
   struct entry* known = table_find(&blocks, block);
   if (known != NULL) {
@@ -48,7 +48,7 @@ static int join_block(struct account* account, uint64_t block, uint64_t bytes) {
   return table_put(&blocks, &entry);
 }
 
-/* Returns its unit where nobody has the block any more. */
+/* Returns the block's units after its last allocation leaves. */
 static uint64_t leave_block(uint64_t block, uint64_t bytes) {
   struct entry* known = table_find(&blocks, block);
   if (known == NULL) return 0;
@@ -59,7 +59,7 @@ static uint64_t leave_block(uint64_t block, uint64_t bytes) {
   return units;
 }
 
-/* Only the first and the last block of an allocation can have others in them. */
+/* Counts the allocation's unshared blocks: only the first and the last block can be shared. */
 static uint64_t inner_blocks(cu_address address, uint64_t bytes) {
   const uint64_t between = last_block(address, bytes) - first_block(address);
   return between > 1 ? between - 1 : 0;
@@ -81,7 +81,7 @@ static uint64_t leave_ends(cu_address address, uint64_t bytes) {
   return last == first ? units : units + leave_block(last, share(last, address, bytes));
 }
 
-/* An allocation that is kept, and has gone: the units that come back. */
+/* Removes a recorded allocation from its blocks. Returns the freed units. */
 static uint64_t leave_blocks(cu_address address, uint64_t bytes) {
   return inner_blocks(address, bytes) + leave_ends(address, bytes);
 }
@@ -91,14 +91,14 @@ static uint64_t lacks(uint64_t block) {
   return known == NULL || (known->more & PAID) == 0 ? 1 : 0;
 }
 
-/* How many of the allocation's blocks are not charged. */
+/* Counts the allocation's uncharged blocks. */
 static uint64_t unpaid_blocks(cu_address address, uint64_t bytes) {
   const uint64_t first = first_block(address);
   const uint64_t last = last_block(address, bytes);
   return inner_blocks(address, bytes) + lacks(first) + (last == first ? 0 : lacks(last));
 }
 
-/* Pays for these, if so many units are at hand, and says how many it took. -1: they are not. */
+/* Pays for the uncharged blocks if `units` suffice. Returns the units used, or -1. */
 static int64_t pay(cu_address address, uint64_t bytes, uint64_t units) {
   const uint64_t needed = unpaid_blocks(address, bytes);
   if (needed > units) return -1;
@@ -109,7 +109,8 @@ static int64_t pay(cu_address address, uint64_t bytes, uint64_t units) {
   return (int64_t)needed;
 }
 
-/* Counts a thread more, or less, that asks for what they lack. Returns whether any thread does then. */
+/* Adds `threads` (or removes, if negative) to the threads asking for the end blocks. Returns whether any thread still
+ * asks for an unpaid block. */
 static int ask_for(cu_address address, uint64_t bytes, int threads) {
   struct entry* const first = table_find(&blocks, first_block(address));
   struct entry* const last = table_find(&blocks, last_block(address, bytes));
@@ -128,8 +129,8 @@ static int has_room(const struct entry* block, const struct account* account, ui
          block->bytes + bytes <= unit;
 }
 
-/* Whether a block of the account may have room; the driver decides. The one that had it last is looked at first, all of
-   them only if `thoroughly`. */
+/* Returns whether a block of the account may have room; the driver decides. Checks the block last found, and all blocks
+ * only if `thoroughly`. */
 static int may_have_room(const struct account* account, uint64_t bytes, int thoroughly) {
   static uint64_t roomy;
   lock(&places);
@@ -160,7 +161,8 @@ int grant_begin(struct grant* grant, const char* what, uint64_t bytes) {
   return charge_begin(&grant->charge, account, what, bytes, units_of(bytes), MAY_WAIT);
 }
 
-/* Asks for `missing` units of an allocation's blocks. Returns as pay(): also where it is refused others may pay. */
+/* Asks for `missing` units of an allocation's blocks. Returns as pay(): after a refusal, another thread may still
+ * pay. */
 static int64_t ask(struct charge* charge, cu_address address, uint64_t bytes, uint64_t missing, enum patience patience,
                    char* message) {
   uint64_t refused_at = 0;
@@ -178,7 +180,8 @@ static int64_t ask(struct charge* charge, cu_address address, uint64_t bytes, ui
   return paid;
 }
 
-/* With the lock: what was at this address went with its context, which another thread has just destroyed. */
+/* Removes an earlier allocation at the address, freed with its context just now by another thread. Returns the freed
+ * units. Caller holds `places`. */
 static uint64_t forget_stale(cu_address address, struct account** account) {
   struct entry* const stale = table_find(&allocations, address);
   if (stale == NULL) return 0;
@@ -188,11 +191,11 @@ static uint64_t forget_stale(cu_address address, struct account** account) {
   return leave_blocks(address, bytes);
 }
 
-/* Writes down what the driver gave; gives it back where it may not be kept. */
+/* Records the driver's allocation, or frees the memory if the charge is refused. */
 static int keep(struct grant* grant, cu_address address, uint64_t bytes) {
   char message[MESSAGE_BYTES] = "there is no memory for the list of its allocations";
   struct charge* const charge = &grant->charge;
-  const enum patience patience = grant->hopes ? NOW : MAY_WAIT; /* where it hoped it tries again */
+  const enum patience patience = grant->hopes ? NOW : MAY_WAIT; /* grant_again() retries after a hope */
   const struct entry entry = {.key = address, .owner = charge->account, .bytes = bytes, .context = grant->context};
   int64_t paid = -1;
   uint64_t missing = 0;
@@ -241,7 +244,7 @@ int grant_again(struct grant* grant, int error, cu_address address, uint64_t byt
     if (!grant->hopes) return 0;
   }
   if (!grant->hopes) return charge_again(&grant->charge, error);
-  /* There was no room after all. */
+  /* The block had no room after all. */
   grant->hopes = 0;
   if (error != CU_OK && error != CU_OUT_OF_MEMORY) return 0;
   const struct charge hoped = grant->charge;
@@ -279,7 +282,7 @@ void grant_freed(const struct freed* freed, int error) {
   } else {
     const struct entry entry = {
         .key = freed->address, .owner = freed->account, .bytes = freed->bytes, .context = freed->context};
-    table_put(&allocations, &entry); /* there is room: it was just removed */
+    table_put(&allocations, &entry); /* has room: the entry was just removed */
   }
   unlock(&places);
   ledger_give(freed->account, units);
@@ -307,7 +310,7 @@ void grant_forget_context(cu_context context) {
       }
       account = entry->owner;
       units += leave_blocks(entry->key, entry->bytes);
-      table_remove(&allocations, entry); /* another may be in its place now */
+      table_remove(&allocations, entry); /* another entry may move here */
     }
     unlock(&places);
     if (account == NULL) return;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One allocation of memory with an address: charged before the driver is called, and settled by where the driver put
- * it.
+ * Charge for an allocation of memory with an address: taken before the driver is called, and settled by the address.
  *
- * The driver gives memory out in blocks of 2 MiB, at addresses that are multiples of 2 MiB, and puts small allocations
- * together into one. So a block counts once, from the first allocation in it until the last one is freed.
+ * The driver hands out memory in blocks of 2 MiB, aligned to 2 MiB, and puts several small allocations into a block. So
+ * a block counts once, from its first allocation until its last free.
  *
  *     struct grant grant;
  *     int error = grant_begin(&grant, "cuMemAlloc", bytes);
@@ -21,30 +20,29 @@
 
 struct grant {
   struct charge charge;
-  cu_context context; /* that it is allocated in */
-  int hopes;   /* nothing is taken for it: a block that is counted already has room, if the driver sees it so, too */
-  int refused; /* the driver gave memory, but may not have */
+  cu_context context; /* context of the allocation */
+  int hopes;          /* no units were charged: we expect the driver to use a block already charged */
+  int refused;        /* the driver gave memory, but the charge was refused */
 };
 
 int grant_begin(struct grant* grant, const char* what, uint64_t bytes);
-/* Whether the driver is to be asked again. Counts what it gave at `address`; `bytes` is what it really was asked for.
- */
+/* Returns whether to call the driver again. Charges the memory at `address`; `bytes` is the size really requested. */
 int grant_again(struct grant* grant, int error, cu_address address, uint64_t bytes);
-/* What the program is told. */
+/* Returns the program's result. */
 int grant_end(struct grant* grant, int error);
 
-/* What is known of an address; NULL account: nothing. */
+/* Record of an address; NULL account: unknown address. */
 struct freed {
   struct account* account;
   uint64_t bytes;
   cu_context context;
   cu_address address;
 };
-/* Before the driver frees it: another thread may get the same address at once. */
+/* Removes the record before the driver frees the address: another thread may get the address at once. */
 struct freed grant_forget(cu_address address);
-/* The driver has freed it (`error` is CU_OK), or not. */
+/* Gives the units back if the driver has freed the address (`error` is CU_OK); otherwise restores the record. */
 void grant_freed(const struct freed* freed, int error);
-/* Everything that was allocated in a context that is no more, and may have got another name before. */
+/* Rename a context before its destruction, and forget everything allocated in a destroyed context. */
 void grant_rename_context(cu_context context, cu_context name);
 void grant_forget_context(cu_context context);
 

@@ -11,8 +11,8 @@
 
 enum { MOST_TRIES = 8 };
 
-/* A graph's nodes, and captured streams, name their devices: these need not be the thread's current one. */
-static uint64_t devices_with_memory; /* a bit for each */
+/* Devices named by graph nodes and captured streams; may differ from the thread's current device. */
+static uint64_t devices_with_memory; /* a bit per device */
 static struct reserve reserves[LEDGER_DEVICES];
 _Static_assert(LEDGER_DEVICES <= 64, "a bit for each device");
 
@@ -39,7 +39,7 @@ static int reserved_units(const void* owner, uint64_t* units) {
   return 0;
 }
 
-/* What the device's graphs have; NULL where that is not counted. */
+/* Returns the reserve of the device's graphs; NULL: not counted. */
 static struct reserve* reserve_of(cu_device device) {
   struct account* account;
   struct reserve* const reserve = &reserves[device];
@@ -65,7 +65,7 @@ void graphs_forget_all(void) {
   memset(reserves, 0, sizeof reserves);
 }
 
-/* --- making nodes --- */
+/* --- adding nodes --- */
 
 static void look_at_memory(const cu_pool_properties* memory) {
   graphs_have_memory(device_of_location(&memory->location, memory->type));
@@ -73,7 +73,7 @@ static void look_at_memory(const cu_pool_properties* memory) {
 
 int cuGraphAddMemAllocNode(cu_node* node, cu_graph graph, const cu_node* after, size_t count, void* parameters) {
   REAL(cuGraphAddMemAllocNode);
-  if (parameters != NULL) look_at_memory(parameters); /* they begin with it */
+  if (parameters != NULL) look_at_memory(parameters); /* parameters begin with the properties */
   return driver->cuGraphAddMemAllocNode(node, graph, after, count, parameters);
 }
 
@@ -94,9 +94,9 @@ int cuGraphAddNode_v2(cu_node* node, cu_graph graph, const cu_node* after, const
   return driver->cuGraphAddNode_v2(node, graph, after, edges, count, parameters);
 }
 
-/* --- calls that take memory, of whatever device --- */
+/* --- calls taking memory, on any device --- */
 
-/* Returns the error for the program where the daemon has to be asked about a device, and is not there. */
+/* Returns the error for the program if a device needs the daemon and the daemon is missing. */
 static int may_call(void) {
   struct account* account;
   int error = CU_OK;
@@ -104,7 +104,7 @@ static int may_call(void) {
   return error;
 }
 
-/* Returns the devices that are looked at, a bit for each. */
+/* Returns the watched devices, a bit per device. */
 static uint64_t enter(struct growth* growth) {
   uint64_t entered = 0;
   for (uint64_t left = with_memory(); left != 0;) {
@@ -117,7 +117,7 @@ static uint64_t enter(struct growth* growth) {
   return entered;
 }
 
-/* Returns those of them whose growth may not be had. */
+/* Returns the entered devices with refused growth. */
 static uint64_t leave(struct growth* growth, uint64_t entered) {
   uint64_t refused = 0;
   for (uint64_t left = entered; left != 0;) {
@@ -131,7 +131,7 @@ static void undone(uint64_t refused) {
   for (uint64_t left = refused; left != 0;) growth_undone(&reserves[take_first(&left)]);
 }
 
-/* --- making graphs that can run --- */
+/* --- instantiating graphs --- */
 
 static void destroy(cu_exec* exec, uint64_t devices) {
   const struct driver* driver = real_driver();
@@ -142,8 +142,8 @@ static void destroy(cu_exec* exec, uint64_t devices) {
   }
 }
 
-/* A graph was made, or not. Returns whether its memory may not be had; then it is destroyed. What is refused may be
- * another device's memory, of other threads. */
+/* Ends an instantiation. Returns whether memory was refused; then the graph is destroyed. Refused memory may belong to
+ * another device and to other threads. */
 static int made(struct growth* growth, uint64_t entered, int error, cu_exec* exec) {
   const uint64_t refused = leave(growth, entered);
   const int is_destroyed = refused != 0 && error == CU_OK;
@@ -197,9 +197,9 @@ int cuGraphInstantiateWithParams_ptsz(cu_exec* exec, cu_graph graph, void* param
   INSTANTIATE(driver->cuGraphInstantiateWithParams_ptsz(exec, graph, parameters));
 }
 
-/* --- running them --- */
+/* --- launching graphs --- */
 
-/* A launch cannot be undone. What its memory exceeds the limit by is owed: nothing more is granted until it is back. */
+/* A launch cannot be undone. Memory above the limit is owed: further requests are refused until the memory is back. */
 static int launch(int (*real)(cu_exec, cu_stream), cu_exec exec, cu_stream stream) {
   struct growth growth = {0};
   char why[MESSAGE_BYTES];

@@ -3,12 +3,12 @@
 
 #include "client/preload/runtime.h"
 
-/* Pays for what the driver has, `units`, as far as nobody has done so. One thread at a time pays: two would both be
- * charged for the growth of both, and one could be refused what is paid for. -1: `grown` may not be had. */
+/* Pays for the driver's `units` not yet paid. Threads pay one at a time: two threads would both be charged for the
+ * growth of both, and a thread could be refused memory already paid. -1: `grown` is refused. */
 static int pay(struct reserve* reserve, uint64_t units, uint64_t* grown, uint64_t* changes) {
   char message[MESSAGE_BYTES];
   int waited;
-  const struct calm calm = calm_begin(); /* a handler could jump, and the lock would stay */
+  const struct calm calm = calm_begin(); /* a handler could jump out, leaving the lock held */
   lock(&reserve->paying);
   lock(&reserve->lock);
   *grown = units > reserve->known ? units - reserve->known : 0;
@@ -21,7 +21,7 @@ static int pay(struct reserve* reserve, uint64_t units, uint64_t* grown, uint64_
   } else if (*grown != 0) {
     reserve->known += *grown;
     reserve->changes++;
-    *changes += 1; /* it is this thread's own */
+    *changes += 1; /* made by the calling thread */
   }
   unlock(&reserve->lock);
   unlock(&reserve->paying);
@@ -29,8 +29,8 @@ static int pay(struct reserve* reserve, uint64_t units, uint64_t* grown, uint64_
   return error;
 }
 
-/* Makes known what the driver has. `own`: calls of this thread that are not done; they are then, where all is paid for.
- * -1: it is not, and nothing is changed but `grown`. */
+/* Records the driver's reserve. `own`: unfinished calls of this thread, finished here once all memory is paid. -1:
+ * refused; only `grown` is changed. */
 static int look(struct reserve* reserve, unsigned own, uint64_t* grown) {
   for (;;) {
     lock(&reserve->lock);
@@ -49,10 +49,10 @@ static int look(struct reserve* reserve, unsigned own, uint64_t* grown) {
     const int is_doubtful = reserve->changes != changes;
     if (is_refused) {
       unlock(&reserve->lock);
-      if (is_doubtful) continue; /* others may have paid for it */
+      if (is_doubtful) continue; /* another thread may have paid */
       return -1;
     }
-    /* The thread whose call is done last gives back what is too much, and owes what is left. Others only pay. */
+    /* Only the last thread to finish gives back the surplus and owes the rest. Earlier threads only pay. */
     const uint64_t owed = own == 0 && is_last && !is_doubtful ? *grown : 0;
     if (!is_last || is_doubtful) shrunk = 0;
     reserve->known += owed;
@@ -102,7 +102,7 @@ int growth_prepare(struct growth* growth, uint64_t units) {
   int waited;
   struct reserve* const reserve = growth->reserve;
   lock(&reserve->lock);
-  const int owes = reserve->owed != 0; /* then nothing more is to be had */
+  const int owes = reserve->owed != 0; /* a debt blocks further requests */
   unlock(&reserve->lock);
   if (units == 0 && !owes) return 0;
   if (ledger_take(reserve->account, units, NOW, &waited, message) != 0) {

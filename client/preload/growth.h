@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory that the driver takes by its own decision: what a pool, or a device's graphs, have reserved. How much is known
- * only after a call. What is certain is charged before, the rest then, and the caller undoes its call where that may
- * not be.
+ * Memory taken by the driver on its own decision, and reserved by a pool or by a device's graphs. The amount is known
+ * only after a call. The certain part is charged before the call, the rest afterwards. After a refusal the caller
+ * undoes the call.
  *
- * The driver may wait for the GPU in such a call, and another thread may be what the GPU waits for. So no lock is held
- * over a call of the driver, and several threads may make the same reserve grow at once: each makes sure that all of it
- * is paid when its own call is done. Only growth_again() waits for memory, or for a daemon that is away.
+ * The driver may wait for the GPU in a call, and the GPU may wait for another thread. So no lock is held during a call
+ * of the driver, and several threads may grow a reserve at once. Each thread makes sure that all growth is paid before
+ * its own call ends. Only growth_again() waits for memory, or for a missing daemon.
  *
  *     do {
  *       growth_enter(&growth, reserve);
  *       error = driver->...;
  *       if (growth_leave(&growth, reserve) == 0) break;
- *       ... undoes it, if error is CU_OK
+ *       ... undo the call if error is CU_OK
  *       growth_undone(reserve);
  *     } while (growth_again(&growth, what, bytes));
  *     growth_end(&growth);
@@ -23,43 +23,39 @@
 #include "client/preload/charge.h"
 #include "client/preload/lock.h"
 
-/* Holds what a pool or a device's graphs have. A reserve stays where it is: threads look at it with its own lock alone.
- */
+/* Memory reserved by a pool or a device's graphs. A reserve never moves: threads read it under its own lock alone. */
 struct reserve {
   struct lock paying;                              /* held while the daemon is asked; taken before `lock` */
   struct lock lock;                                /* held for moments */
   struct account* account;                         /* NULL: not counted */
-  int (*read)(const void* owner, uint64_t* units); /* asks the driver; else than 0: it does not say */
+  int (*read)(const void* owner, uint64_t* units); /* asks the driver; nonzero: no answer */
   const void* owner;
-  uint64_t known;   /* units that are charged, also for calls that are not done */
-  uint64_t owed;    /* units of these that may not have been had */
-  uint64_t changes; /* counts what makes an earlier answer of the driver doubtful */
-  unsigned calls;   /* of the driver that may make it grow, and are not done */
+  uint64_t known;   /* counted units, also for unfinished calls */
+  uint64_t owed;    /* units of `known` without a grant */
+  uint64_t changes; /* counts events casting doubt on the driver's earlier answers */
+  unsigned calls;   /* unfinished driver calls with possible growth */
 };
 
 struct growth {
-  struct reserve* reserve; /* that the rest is for */
-  uint64_t prepared;       /* units that were charged before the call */
-  uint64_t missing;        /* units that the call needs, and may not have */
-  uint64_t in_hand;        /* units that were waited for */
-  struct charge waited;    /* of growth_again(), for charge_again() */
+  struct reserve* reserve; /* reserve of the fields below */
+  uint64_t prepared;       /* units charged before the call */
+  uint64_t missing;        /* units needed by the call and refused */
+  uint64_t in_hand;        /* units charged after a wait */
+  struct charge waited;    /* charge by growth_again(), for charge_again() */
 };
 
-/* Before the call, and after it. -1: what it has grown by may not be had; the call is to be undone, and then done with
- * growth_undone(). */
+/* Call before and after the driver's call. -1: the growth is refused; undo the call, and then call growth_undone(). */
 void growth_enter(struct growth* growth, struct reserve* reserve);
 int growth_leave(struct growth* growth, struct reserve* reserve);
-/* Owes what could not be undone. */
+/* Owes the memory left after the undo. */
 void growth_undone(struct reserve* reserve);
-/* Between growth_enter() and the call, which takes `units` at least. -1: so much may not be had, and the call is not to
- * be made. */
+/* Call between growth_enter() and a driver's call taking at least `units`. -1: refused; do not make the call. */
 int growth_prepare(struct growth* growth, uint64_t units);
-/* Reads again what the driver has, unless a call is not done: its thread does so then. */
+/* Reads the driver's reserve again. A thread with an unfinished call does the reading instead. */
 void growth_read(struct reserve* reserve);
-/* Whether to make the call again: others had the memory, and it was waited for. Otherwise the program's refusal is
- * written. */
+/* Waits for the missing memory. Returns whether to repeat the call; otherwise prints the program's refusal. */
 int growth_again(struct growth* growth, const char* what, uint64_t bytes);
-/* What was in hand and was not needed. */
+/* Gives back the units in hand and not needed. */
 void growth_end(struct growth* growth);
 
 #endif /* VRAMBROKER_CLIENT_PRELOAD_GROWTH_H_ */

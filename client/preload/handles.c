@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory that is mapped by handle (cuMemCreate). It is back when the last reference of its handle and its last mapping
- * have gone. Memory of the host is not counted, nor what this process imported: the process that made it is charged.
- * Memory by handle belongs to no context.
+ * Memory mapped by handle (cuMemCreate). The memory is back after the last reference of its handle and the last
+ * mapping. Host memory is not counted, nor imported memory: the creating process is charged. Memory by handle belongs
+ * to no context.
  */
 #include "client/preload/handles.h"
 
@@ -16,11 +16,11 @@
 
 static struct lock places;
 static struct table handles;  /* handle -> account, bytes, references in `count`, mappings in `more` */
-static struct table mappings; /* address -> its handle in `more`, bytes */
+static struct table mappings; /* address -> handle in `more`, bytes */
 
-static struct table tiles; /* part of a sparse array -> its handle in `more`, the array in `context` */
+static struct table tiles; /* part of a sparse array -> handle in `more`, array in `context` */
 
-/* With the lock: what is to be given back of a handle that has lost a reference or a mapping. */
+/* Units to give back for a handle after a lost reference or mapping. Callers of look_at() hold `places`. */
 struct gone {
   struct account* account;
   uint64_t units;
@@ -60,14 +60,14 @@ int cuMemCreate(cu_handle* handle, size_t bytes, const cu_allocation* allocation
   }
   const struct entry entry = {.key = *handle, .owner = account, .bytes = bytes, .count = 1};
   lock(&places);
-  table_put(&handles, &entry); /* where that fails, it stays charged */
+  table_put(&handles, &entry); /* on failure the memory stays charged */
   unlock(&places);
   return CU_OK;
 }
 
 int cuMemRelease(cu_handle handle) {
   REAL(cuMemRelease);
-  /* The reference goes before the driver's: afterwards another thread may get the same handle for other memory. */
+  /* Drop the reference before the driver does: afterwards another thread may get the handle for new memory. */
   struct entry before = {0};
   struct gone gone = {0};
   lock(&places);
@@ -118,7 +118,7 @@ int cuMemMap(cu_address address, size_t bytes, size_t offset, cu_handle handle, 
   return error;
 }
 
-/* A mapping within the range, or NULL. */
+/* Returns a mapping within the range, or NULL. */
 static struct entry* mapping_in(cu_address address, size_t bytes) {
   struct entry* first = table_find(&mappings, address);
   if (first != NULL) return first;
@@ -129,13 +129,13 @@ static struct entry* mapping_in(cu_address address, size_t bytes) {
   return NULL;
 }
 
-/* Mappings go before the driver ends them: afterwards another thread may get the same handle for other memory. With
- * the lock. `taken` gets the mapping, with the account and the bytes of a handle that goes with it. */
+/* Removes a mapping before the driver ends it: afterwards another thread may get the handle for new memory. `taken`
+ * gets the mapping, with account and bytes of a handle removed with it. Caller holds `places`. */
 static void take_mapping(struct table* from, struct entry* mapping, struct table* taken) {
   struct entry* const handle = table_find(&handles, mapping->more);
   struct entry out = *mapping;
   out.owner = NULL;
-  if (table_put(taken, &out) != 0) return; /* it stays charged */
+  if (table_put(taken, &out) != 0) return; /* memory stays charged */
   table_remove(from, mapping);
   if (handle == NULL || handle->more == 0) return;
   handle->more--;
@@ -146,10 +146,10 @@ static void take_mapping(struct table* from, struct entry* mapping, struct table
   table_remove(&handles, handle);
 }
 
-/* The driver has ended them, or not: then they are as they were. */
+/* Gives back the units of mappings ended by the driver. Restores the mappings in `from` if `error` is not CU_OK. */
 static void mappings_taken(struct table* taken, struct table* from, int error) {
   lock(&places);
-  /* A handle may have lost several of them, and gone with one of these. */
+  /* Restore handles first: several taken mappings may share a handle, removed with only one of them. */
   for (size_t i = 0; i < taken->size && error != CU_OK; i++) {
     const struct entry* const mapping = &taken->places[i];
     const struct entry handle = {.key = mapping->more, .owner = mapping->owner, .bytes = mapping->count};
@@ -190,13 +190,13 @@ int cuMemUnmap(cu_address address, size_t bytes) {
 
 /* --- sparse arrays --- */
 
-/* By where the part begins, and how much it is: where a program unmaps some of it, the rest keeps the memory, until the
- * array goes. */
+/* Hashes the place and size of a part. Unmapping some of a part leaves the memory charged until the array is
+ * destroyed. */
 static uint64_t key_of(const cu_tile* tile) {
   const int is_tail = tile->part_type == CU_PART_TAIL;
   const uint64_t tail[8] = {tile->tail.layer, tile->tail.offset, tile->tail.size};
   uint64_t key = UINT64_C(0xcbf29ce484222325) ^ (uintptr_t)tile->array;
-  if (arrays_is_deferred(tile->array)) return key | 1; /* the driver does not look at the part */
+  if (arrays_is_deferred(tile->array)) return key | 1; /* the driver ignores the part */
   for (size_t i = 0; i < sizeof tail / sizeof *tail; i++) {
     key = (key ^ (is_tail ? tail[i] : tile->level[i])) * UINT64_C(0x9E3779B97F4A7C15);
     key ^= key >> 29;
@@ -204,7 +204,7 @@ static uint64_t key_of(const cu_tile* tile) {
   return (is_tail ? ~key : key) | 1;
 }
 
-/* Before the call, which ends what is mapped there. */
+/* Takes the mappings ended by the driver's next call. */
 static void take_tiles(const cu_tile* list, unsigned int count, struct table* taken) {
   lock(&places);
   for (unsigned int i = 0; i < count && list != NULL; i++) {
@@ -218,7 +218,7 @@ static int map_tiles(int error, const cu_tile* list, unsigned int count, struct 
   lock(&places);
   for (unsigned int i = 0; i < count && error == CU_OK; i++) {
     const struct entry tile = {.key = key_of(&list[i]), .more = list[i].handle, .context = list[i].array};
-    struct entry* const again = table_find(&tiles, tile.key); /* twice in one call */
+    struct entry* const again = table_find(&tiles, tile.key); /* mapped earlier in the same call */
     struct entry* const earlier = again == NULL ? NULL : table_find(&handles, again->more);
     if (earlier != NULL && earlier->more != 0) earlier->more--;
     if (again != NULL) table_remove(&tiles, again);
@@ -250,7 +250,7 @@ void handles_take_array(const void* array, struct table* taken) {
     struct entry* const tile = &tiles.places[i];
     const size_t before = tiles.used;
     if (tile->key != 0 && tile->context == array) take_mapping(&tiles, tile, taken);
-    if (tiles.used == before) i++; /* else another may be in its place now */
+    if (tiles.used == before) i++; /* else another entry may have moved here */
   }
   unlock(&places);
 }

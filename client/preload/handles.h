@@ -4,8 +4,8 @@
 
 #include "client/preload/table.h"
 
-/* An array, mipmapped or not, is about to go: with it go the mappings of memory into it, which `taken` gets. The driver
- * has destroyed it then (`error` is CU_OK), or not. */
+/* Call before and after an array, mipmapped or not, is destroyed. `taken` gets the memory mappings ended with the
+ * array. `error`: the driver's result; CU_OK: destroyed. */
 void handles_take_array(const void* array, struct table* taken);
 void handles_array_taken(struct table* taken, int error);
 void handles_forget_all(void);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Figures that are true for this program: the total is what it may have, free is what it may still get. What other
- * programs hold changes neither, so two that size themselves at the same moment do so right.
+ * Memory figures for this program: the total is its limit, free is the memory still available under the limit. Memory
+ * of other programs changes neither, so two programs sizing themselves at once both get it right.
  */
 #include "client/preload/contexts.h"
 #include "client/preload/driver.h"
@@ -11,7 +11,7 @@ static uint64_t least(uint64_t one, uint64_t other) {
   return one < other ? one : other;
 }
 
-/* Changes the driver's figures of a device. Where the daemon is missing, nothing can be had. */
+/* Changes the driver's figures of a device. Without the daemon, no memory is free. */
 static void adjust(cu_device device, uint64_t* left, uint64_t* total) {
   struct account* account;
   uint64_t limit;
@@ -101,7 +101,7 @@ int nvmlDeviceGetMemoryInfo_v2(nvml_device device, nvml_memory_v2* memory) {
   uint64_t left;
   if (error != 0 || memory->version != VERSION_2 || figures_of(management, device, &limit, &left) != 0) return error;
   memory->total = least(limit, memory->total);
-  memory->reserved = 0; /* the driver's, of memory that this program cannot have */
+  memory->reserved = 0; /* driver's reserve, not available to the program */
   memory->free = least(left, memory->total);
   memory->used = memory->total - memory->free;
   return error;

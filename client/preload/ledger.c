@@ -17,33 +17,33 @@
 #include "client/preload/session.h"
 
 enum { PAUSE_MS = 50, MINUTE_MS = 60000, KEPT_UNITS = 1 };
-static const uint64_t most_units = UINT64_C(1) << 40; /* in bytes they fit into 64 bits */
+static const uint64_t most_units = UINT64_C(1) << 40; /* fits into 64 bits in bytes */
 
 enum {
-  NOT_SERVED = -1, /* by the daemon: the device is not counted */
-  UNKNOWN = -2     /* the daemon has not said yet: nothing is taken without it */
+  NOT_SERVED = -1, /* not served by the daemon: the device is not counted */
+  UNKNOWN = -2     /* no word from the daemon yet: units are taken only through the daemon */
 };
 
 struct account {
   cu_uuid uuid;
-  int ordinal; /* the daemon's, or one of the above */
+  int ordinal; /* the daemon's number, or a constant above */
   uint64_t used;
   uint64_t charged;
-  uint64_t takes;     /* how often units were taken */
-  uint64_t tidied_at; /* `takes` when ledger_tidy() last looked */
-  unsigned waiters;   /* threads that wait for memory */
+  uint64_t takes;     /* counts takes of units */
+  uint64_t tidied_at; /* `takes` at the last ledger_tidy() */
+  unsigned waiters;   /* threads waiting for memory */
   uint64_t limit_bytes;
-  uint64_t free_bytes; /* both as the daemon last said */
+  uint64_t free_bytes; /* both figures from the daemon's last answer */
 };
 
-/* Held for moments: never while the daemon or the driver is called. */
+/* Held for moments: never during calls of the daemon or the driver. */
 static struct lock books;
 static struct account accounts[LEDGER_DEVICES];
 static int account_count;
 static uint64_t generation;
 
 static struct account not_served;
-static struct account* by_device[LEDGER_DEVICES]; /* of the driver; NULL: not looked for yet */
+static struct account* by_device[LEDGER_DEVICES]; /* per driver device; NULL: not looked up yet */
 
 uint64_t units_of(uint64_t bytes) {
   return bytes / VRAMBROKER_COUNT_UNIT_BYTES + (bytes % VRAMBROKER_COUNT_UNIT_BYTES != 0);
@@ -51,7 +51,7 @@ uint64_t units_of(uint64_t bytes) {
 
 /* --- devices --- */
 
-/* The 32 hexadecimal digits of "GPU-12345678-...", or "MIG-...". */
+/* Reads the 32 hexadecimal digits of "GPU-12345678-..." or "MIG-...". */
 static int read_uuid(const char* text, cu_uuid* uuid) {
   int digits = 0;
   const char* at = strchr(text, '-');
@@ -102,7 +102,7 @@ void ledger_session_begins(void) {
     accounts[i].charged = 0;
   }
   for (int i = 0; i < LEDGER_DEVICES; i++) {
-    if (by_device[i] == &not_served) by_device[i] = NULL; /* perhaps this daemon serves it */
+    if (by_device[i] == &not_served) by_device[i] = NULL; /* the new daemon may serve the device */
   }
   unlock(&books);
 }
@@ -161,7 +161,7 @@ int account_of(cu_device device, int quiet, struct account** account) {
     const struct calm calm = calm_begin();
     const enum line line = line_enter(!quiet, message);
     if (line == LINE_OPEN && has_uuid) {
-      /* With the line: the session is not one that just begins, and all devices of its daemon are known. */
+      /* Holding the line: the session has fully begun, and all devices of its daemon are known. */
       lock(&books);
       found = with_uuid(&uuid);
       if (found == NULL || found->ordinal < 0) found = &not_served;
@@ -203,20 +203,20 @@ int account_of_location(const cu_location* location, int type, int quiet, struct
 
 /* --- giving back --- */
 
-/* With the books. */
+/* Returns the slack above the kept units. Caller holds `books`. */
 static uint64_t excess(const struct account* account) {
   const uint64_t slack = account->charged > account->used ? account->charged - account->used : 0;
   const uint64_t kept = account->waiters != 0 ? 0 : KEPT_UNITS;
   return account->ordinal >= 0 && slack > kept ? slack - kept : 0;
 }
 
-/* Tells the daemon of units beyond `keep`. Returns 0 where it could not. With the line. */
+/* Reports slack above the kept units, or `all` slack, to the daemon. Returns 0 on failure. Caller holds the line. */
 static int uncharge(struct account* account, int all) {
   lock(&books);
   uint64_t units = excess(account);
   if (all && account->ordinal >= 0 && account->charged > account->used) units = account->charged - account->used;
   const uint32_t ordinal = (uint32_t)account->ordinal;
-  account->charged -= units; /* nobody else takes them now */
+  account->charged -= units; /* no thread can take the units now */
   unlock(&books);
   struct vrambroker_count_answer answer;
   if (units == 0) return 1;
@@ -238,7 +238,7 @@ static struct account* with_excess(void) {
   return found;
 }
 
-/* Of all devices. Never waits for the line: who has it does this, too, when it leaves. */
+/* Settles all devices. Never waits for the line: the line's holder settles, too, when leaving. */
 static void settle(void) {
   for (int done = 1; done;) {
     struct account* const account = with_excess();
@@ -293,7 +293,7 @@ void ledger_tidy(void) {
 
 enum asked { TAKEN, NO_MEMORY, LATER, NEVER_MORE };
 
-/* With the books. */
+/* Takes units from slack, if enough. Caller holds `books`. */
 static int take_slack(struct account* account, uint64_t units) {
   if (account->ordinal != NOT_SERVED && account->used + units > account->charged) return 0;
   account->used += units;
@@ -301,14 +301,14 @@ static int take_slack(struct account* account, uint64_t units) {
   return 1;
 }
 
-/* With the line. */
+/* Charges units at the daemon. Caller holds the line. */
 static enum asked charge(struct account* account, uint64_t units, char* message) {
   lock(&books);
   if (take_slack(account, units)) {
     unlock(&books);
     return TAKEN;
   }
-  account->used += units; /* so that nobody else takes the slack that is counted on */
+  account->used += units; /* reserves the slack against other threads */
   const uint64_t asked = account->used - account->charged;
   const uint32_t ordinal = (uint32_t)account->ordinal;
   unlock(&books);
@@ -347,7 +347,7 @@ static enum asked ask(struct account* account, uint64_t units, enum patience pat
 
 static const char interrupted[] = "a signal has ended the wait";
 
-/* Of a thread: the account that it waits for, which a signal handler that jumps out of the wait leaves here. */
+/* Account awaited by the thread. A signal handler jumping out of the wait leaves the value set. */
 static __thread __attribute__((tls_model("initial-exec"))) struct account* awaited;
 
 static void set_awaited(struct account* account) {
@@ -358,7 +358,7 @@ static void set_awaited(struct account* account) {
   awaited = account;
 }
 
-/* Until others have given memory back. */
+/* Waits until other programs have given memory back. */
 static enum asked wait_for(struct account* account, uint64_t units, uint64_t wait_ms, char* message) {
   set_awaited(account);
   settle();
@@ -388,7 +388,7 @@ static enum asked wait_for(struct account* account, uint64_t units, uint64_t wai
   } else if (answer.code == CODE_NO_MEMORY) {
     result = NO_MEMORY;
   }
-  /* The program may have used up its descriptors: the first refusal stands. */
+  /* No descriptor for a second connection: keep the first refusal's message. */
   const int is_final = failed == NO_CONNECTION && wait_ms == 0;
   if (is_final) result = NO_MEMORY;
   unlock(&books);
@@ -404,10 +404,10 @@ static int take_slowly(struct account* account, uint64_t units, enum patience pa
   for (;;) {
     enum asked result = ask(account, units, patience, message);
     const uint64_t spent = now_ms() - start;
-    /* Also without any time to wait: only now are others asked for what they merely cache. */
+    /* Also with no time to wait: only the wait asks other programs for merely cached memory. */
     if (result == NO_MEMORY && patience != NOW && (*waited == 0 || spent < wait_ms) && !was_interrupted()) {
       result = wait_for(account, units, spent < wait_ms ? wait_ms - spent : 0, message);
-      *waited |= result != LATER; /* else nobody has been asked */
+      *waited |= result != LATER; /* else no program has been asked */
     }
     if (result == TAKEN) return 0;
     if (result != LATER || patience != MAY_WAIT || now_ms() - start >= settings()->reconnect_ms + wait_ms) return -1;
@@ -472,7 +472,7 @@ int ledger_figures(struct account* account, uint64_t* limit, uint64_t* left) {
     settle();
   }
   calm_end(calm);
-  /* Without a daemon: as it last said. */
+  /* Uses the last known figures if the daemon is missing. */
   lock(&books);
   const uint64_t slack = account->charged > account->used ? account->charged - account->used : 0;
   const uint64_t owed =

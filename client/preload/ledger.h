@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What this process has of each device: how many units the driver has given it, and how many the daemon has charged it.
- * A unit is 2 MiB, as the driver's blocks. What is charged and not used is slack: it serves the next request without a
- * call. At most one unit of it is kept, and not while a thread waits for memory.
+ * Units of this process on each device: given by the driver, and charged by the daemon. A unit is 2 MiB, like the
+ * driver's blocks. Charged and unused units are slack: slack serves the next request without a call. At most one unit
+ * of slack is kept, and none while a thread waits for memory.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_LEDGER_H_
 #define VRAMBROKER_CLIENT_PRELOAD_LEDGER_H_
@@ -15,59 +15,58 @@
 
 enum { LEDGER_DEVICES = 64 };
 
-struct account; /* of one device */
+struct account; /* account of a device */
 
-/* The account of a device of the driver. Returns 0, or an error of CUDA for the program. `account` is NULL where the
-   device is not counted: the daemon does not serve it, or there is none and need not be. `quiet`: an error writes no
-   line. */
+/* Finds the account of a driver's device. Returns 0, or a CUDA error for the program. `account` is NULL if the device
+ * is not counted: the daemon does not serve the device, or is missing and optional. `quiet`: errors print no line. */
 int account_of(cu_device device, int quiet, struct account** account);
-/* Of the calling thread's context. Without one that is not counted: the driver refuses the call. */
+/* Finds the account of the calling thread's context. Without a context nothing is counted: the driver refuses the
+ * call. */
 int current_account(struct account** account, cu_context* context);
-/* Finds the device for memory of a type at a location. -1: it is known to be the host's; managed memory may move to a
-   device. Other memory counts to the device that the location names. If none is known by it, that is the calling
-   thread's, or the first one. */
+/* Finds the device for memory of a type at a location. -1: known host memory; managed memory may move to a device.
+ * Otherwise returns the location's device, or else the calling thread's, or the first device. */
 cu_device device_of_location(const cu_location* location, int type);
-/* The account of that device; NULL for the host's memory, too. */
+/* Finds the account of device_of_location(); NULL for host memory, too. */
 int account_of_location(const cu_location* location, int type, int quiet, struct account** account);
 
 uint64_t units_of(uint64_t bytes);
 
 enum patience {
-  FROM_SLACK, /* without a call to the daemon */
-  NOW,        /* with one, if there is a daemon */
-  AT_ONCE,    /* others are asked for what they only cache */
-  MAY_WAIT    /* for others, and for a daemon that is away */
+  FROM_SLACK, /* takes slack, without calling the daemon */
+  NOW,        /* calls the daemon, if present */
+  AT_ONCE,    /* asks other programs for merely cached memory */
+  MAY_WAIT    /* waits for other programs, and for a missing daemon */
 };
-/* Takes units, from slack or from the daemon. 0: taken, and `waited` says whether others had them before. Otherwise
-   `message`, of MESSAGE_BYTES, says why not. */
+/* Takes units, from slack or from the daemon. 0: taken; `waited` says whether other programs had the units before.
+ * Otherwise `message`, of MESSAGE_BYTES, says why not. */
 int ledger_take(struct account* account, uint64_t units, enum patience patience, int* waited, char* message);
-/* Units that the driver has back, or did not give. */
+/* Gives back units freed by the driver, or refused by the driver. */
 void ledger_give(struct account* account, uint64_t units);
-/* Units that the driver has given already: they are charged as soon as that is possible. */
+/* Counts units already given by the driver; the daemon charges them as soon as possible. */
 void ledger_owe(struct account* account, uint64_t units);
 
-/* What the process may have of the device, and may still get. 0: `limit` and `left` are true. */
+/* Reads the process's limit on the device, and the bytes still available. 0: `limit` and `left` are valid. */
 int ledger_figures(struct account* account, uint64_t* limit, uint64_t* left);
-/* Of the device with this UUID, as text. -1: it is not counted. */
+/* Like ledger_figures(), by the device's UUID as text. -1: not counted. */
 int ledger_figures_by_uuid(const char* uuid, uint64_t* limit, uint64_t* left);
 
-/* A refused allocation's line on stderr: the first, and then one a minute at most. Returns CU_OUT_OF_MEMORY. */
+/* Prints a refused allocation's line on stderr: the first, and then at most one a minute. Returns CU_OUT_OF_MEMORY. */
 int refuse(const char* message);
-/* Returns the same where managed memory is refused, else 0. */
+/* Like refuse() if the settings refuse managed memory; else returns 0. */
 int refuse_managed(void);
 
-/* --- for the session: a new one begins, with the devices that its daemon has --- */
+/* --- for the session: a new session begins, with the devices of its daemon --- */
 void ledger_session_begins(void);
-/* It has said all of them. Until then no memory is taken. */
+/* Ends the list of devices. Before the end, no memory is taken. */
 void ledger_session_is_open(void);
-/* Returns how many bytes the process has of the device. */
+/* Adds a device. Returns the bytes of the process on the device. */
 uint64_t ledger_device(uint32_t ordinal, const struct vrambroker_count_answer* answer);
 void ledger_held(uint32_t ordinal, uint64_t charged_bytes);
 uint64_t ledger_generation(void);
 int ledger_has_slack(void);
-/* Gives slack back that has not been needed since the last call. */
+/* Gives back slack not needed since the last call. */
 void ledger_tidy(void);
-/* In a child after fork(). */
+/* Forgets everything, in a child after fork(). */
 void ledger_forget(void);
 
 #endif /* VRAMBROKER_CLIENT_PRELOAD_LEDGER_H_ */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A lock, on the kernel's futexes alone: which library has pthread_mutex_trylock depends on the C library's version.
- * All zeroes is a free lock, so that a child after fork() can have its locks back.
+ * A lock built only on the kernel's futexes: the library providing pthread_mutex_trylock depends on the C library's
+ * version. A zeroed lock is free, so that a child after fork() can reset its locks.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_LOCK_H_
 #define VRAMBROKER_CLIENT_PRELOAD_LOCK_H_
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 struct lock {
-  int state; /* 0 free, 1 held, 2 held and somebody may wait */
+  int state; /* 0 free, 1 held, 2 held with possible waiters */
 };
 
 static inline int try_lock(struct lock* lock) {
@@ -23,7 +23,7 @@ static inline int try_lock(struct lock* lock) {
 
 static inline void lock(struct lock* lock) {
   if (try_lock(lock)) return;
-  const int error = errno; /* the program's */
+  const int error = errno; /* the program's errno */
   while (__atomic_exchange_n(&lock->state, 2, __ATOMIC_ACQUIRE) != 0) {
     syscall(SYS_futex, &lock->state, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
   }

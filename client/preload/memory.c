@@ -28,7 +28,7 @@ int cuMemAlloc(cu_address32* address, unsigned int bytes) {
   return grant_end(&grant, error);
 }
 
-/* What rows of `width` bytes take at least: the driver chooses the pitch, which is only known afterwards. */
+/* Returns the least size of rows of `width` bytes: the driver chooses the pitch, known only afterwards. */
 static uint64_t pitched(uint64_t width, uint64_t height) {
   const uint64_t pitch = (width + 511) / 512 * 512;
   uint64_t bytes;

@@ -14,26 +14,26 @@
 #include "client/preload/table.h"
 
 enum { MOST_TRIES = 8 };
-static const uint64_t most_bytes = UINT64_C(1) << 50; /* of a request, where several are added up */
+static const uint64_t most_bytes = UINT64_C(1) << 50; /* cap of a request, for sums of several requests */
 
 struct pool {
-  struct reserve reserve; /* its lock is that of what follows, too */
-  cu_pool handle;         /* NULL: the program has destroyed it */
-  cu_device device;       /* -1: the host's */
-  uint64_t bytes;         /* of its allocations, and of those that the driver is asked for */
-  uint64_t count;         /* of its allocations */
-  unsigned readers;       /* threads that look at all pools, and ask the driver about this one */
-  int is_going;           /* a thread destroys it: nobody else asks about it */
-  int is_own;             /* the program has made it, on a device */
-  int is_doomed;          /* the program has destroyed it; the driver is to when nothing is in it any more */
-  struct pool* next;      /* of all: these stay, for another pool once they have neither handle nor allocation */
+  struct reserve reserve; /* its lock guards the fields below, too */
+  cu_pool handle;         /* NULL: destroyed */
+  cu_device device;       /* -1: the host */
+  uint64_t bytes;         /* bytes of allocations and of pending requests */
+  uint64_t count;         /* number of allocations */
+  unsigned readers;       /* threads scanning all pools, now asking the driver about the pool */
+  int is_going;           /* a thread is destroying the pool: readers stay away */
+  int is_own;             /* created by the program on a device */
+  int is_doomed;          /* destroyed by the program; to be destroyed in the driver once empty */
+  struct pool* next;      /* next in `all_pools`; entries stay, and are reused once without handle and allocations */
 };
 
-static struct lock places;    /* of the tables. Held for moments; taken before a pool's lock. */
-static struct table pools;    /* handle -> its pool in `owner` */
-static struct table pointers; /* address -> its pool in `owner`, and its bytes */
+static struct lock places;    /* guards the tables. Held for moments; taken before a pool's lock. */
+static struct table pools;    /* handle -> pool in `owner` */
+static struct table pointers; /* address -> pool in `owner`, bytes */
 static struct pool* all_pools;
-static int may_have_shrunk; /* something was freed since the pools were read, or they had more than is in use then */
+static int may_have_shrunk; /* memory was freed since the last read, or was unused at the last read */
 
 int is_capturing(cu_stream stream, int of_thread) {
   const struct driver* driver = real_driver();
@@ -42,7 +42,7 @@ int is_capturing(cu_stream stream, int of_thread) {
   return ask != NULL && ask(stream, &status) == CU_OK && status != 0;
 }
 
-/* --- what pools have reserved --- */
+/* --- reserved memory --- */
 
 static int reserved_units(const void* owner, uint64_t* units) {
   const struct driver* driver = real_driver();
@@ -54,8 +54,7 @@ static int reserved_units(const void* owner, uint64_t* units) {
   return 0;
 }
 
-/* Gives back what the pool has less than was known. Where it owes, or is doomed, it keeps nothing that is not in use.
- */
+/* Gives back units no longer reserved by the pool. A doomed pool, or a pool owing units, keeps no unused memory. */
 static void read_pool(struct pool* pool) {
   const struct driver* driver = real_driver();
   struct reserve* const reserve = &pool->reserve;
@@ -63,14 +62,14 @@ static void read_pool(struct pool* pool) {
   const cu_pool handle = pool->handle;
   const uint64_t in_use = pool->bytes;
   const int keeps_nothing = reserve->owed != 0 || pool->is_doomed;
-  const int is_asked = reserve->calls != 0; /* the driver may wait there */
+  const int is_asked = reserve->calls != 0; /* the driver may wait in an unfinished call */
   unlock(&reserve->lock);
   if (handle == NULL || reserve->account == NULL) return;
   if (keeps_nothing && !is_asked && driver->cuMemPoolTrimTo != NULL) driver->cuMemPoolTrimTo(handle, in_use);
   growth_read(reserve);
   lock(&reserve->lock);
   const uint64_t bytes = reserve->known * VRAMBROKER_COUNT_UNIT_BYTES;
-  /* A driver may let some go with their context. The substitute keeps all, so no test sees it. */
+  /* A driver may free allocations with their context. The substitute keeps all, so no test covers the case. */
   if (reserve->calls == 0 && pool->bytes > bytes) pool->bytes = bytes;
   const int may_shrink = bytes > pool->bytes || reserve->owed != 0;
   unlock(&reserve->lock);
@@ -85,7 +84,7 @@ static int reading(struct pool* pool) {
   return may_read;
 }
 
-/* The last reader of a doomed pool destroys it once it has nothing. */
+/* Ends a read. The last reader of a doomed pool destroys it once empty. */
 static void has_read(struct pool* pool) {
   cu_pool handle = NULL;
   lock(&pool->reserve.lock);
@@ -99,7 +98,7 @@ static void has_read(struct pool* pool) {
   if (handle != NULL) real_driver()->cuMemPoolDestroy(handle);
 }
 
-/* No handler leaves it by siglongjmp(): who destroys a pool waits for those that ask about it. */
+/* Keeps handlers from leaving by siglongjmp(): the thread destroying a pool waits for the pool's readers. */
 void pools_read(void) {
   const struct calm calm = calm_begin();
   __atomic_store_n(&may_have_shrunk, 0, __ATOMIC_RELAXED);
@@ -115,13 +114,13 @@ void pools_read_if_freed(void) {
   if (__atomic_load_n(&may_have_shrunk, __ATOMIC_RELAXED)) pools_read();
 }
 
-/* --- which pool --- */
+/* --- finding pools --- */
 
 static cu_device device_of(cu_stream stream) {
   const struct driver* driver = real_driver();
   cu_context own = NULL;
   cu_context current = NULL;
-  /* 0, 1 and 2 are the thread's default streams. */
+  /* Streams 0, 1 and 2 are the thread's default streams. */
   if ((uintptr_t)stream > 2 && driver->cuStreamGetCtx != NULL && driver->cuStreamGetCtx(stream, &own) == CU_OK &&
       driver->cuCtxGetCurrent(&current) == CU_OK && own != current && driver->cuCtxPushCurrent_v2(own) == CU_OK) {
     const cu_device device = current_device(NULL);
@@ -131,7 +130,7 @@ static cu_device device_of(cu_stream stream) {
   return current_device(NULL);
 }
 
-/* With the lock. A pool without handle and allocations, or a new one; NULL: no memory. */
+/* Returns a pool without handle and allocations, or a new pool; NULL: no memory. Caller holds `places`. */
 static struct pool* unused_pool(void) {
   for (struct pool* pool = all_pools; pool != NULL; pool = pool->next) {
     lock(&pool->reserve.lock);
@@ -156,8 +155,8 @@ static struct pool* find_pool(cu_pool handle) {
   return pool;
 }
 
-/* Returns the one that is known by the handle, or makes it known. NULL: no memory. `account`: NULL where its device is
- * not counted, or nobody has said so yet; it is what counts from now on. */
+/* Returns the pool known by the handle, or adds the pool. NULL: no memory. `account` counts from now on; NULL: the
+ * device is not counted, or its account is not known yet. */
 static struct pool* know_pool(cu_pool handle, cu_device device, struct account* account) {
   lock(&places);
   const struct entry* known = table_find(&pools, (uint64_t)(uintptr_t)handle);
@@ -184,7 +183,7 @@ static struct pool* know_pool(cu_pool handle, cu_device device, struct account* 
   return pool;
 }
 
-/* A pool that was neither made here nor asked for by its location is a device's own. */
+/* Finds a pool's device. Pools neither created here nor asked for by location are a device's own. */
 static cu_device device_of_pool(cu_pool handle, cu_stream stream) {
   const struct driver* driver = real_driver();
   const struct pool* const known = find_pool(handle);
@@ -197,8 +196,8 @@ static cu_device device_of_pool(cu_pool handle, cu_stream stream) {
   return device_of(stream);
 }
 
-/* Finds a pool, or makes it known. Returns an error for the program, or 0. A pool may have been known before the daemon
- * that serves its device. */
+/* Finds a pool, or adds the pool. Returns 0 or an error for the program. A pool may have been known before the daemon
+ * serving its device. */
 static int pool_of(cu_pool handle, cu_stream stream, struct pool** pool) {
   struct account* account;
   *pool = find_pool(handle);
@@ -212,12 +211,12 @@ static int pool_of(cu_pool handle, cu_stream stream, struct pool** pool) {
 
 /* --- allocating --- */
 
-/* One of the driver's four functions, with its arguments. */
+/* Call of one of the driver's four functions, with arguments. */
 struct request {
   const char* what;
   cu_address* address;
   size_t bytes;
-  cu_pool pool; /* NULL: the current one of the stream's device */
+  cu_pool pool; /* NULL: the current pool of the stream's device */
   cu_stream stream;
   int of_thread; /* the default stream is the thread's own */
 };
@@ -232,8 +231,8 @@ static int ask_driver(const struct request* request, int from_pool) {
                                                                                        request->stream);
 }
 
-/* Never waits for work of the program, which may wait for another thread. What its stream is busy with keeps the memory
- * until then. */
+/* Never waits for the program's work, which may wait for another thread. A busy stream keeps the memory until its work
+ * is done. */
 static void undo(const struct request* request, struct pool* pool, const struct growth* growth) {
   const struct driver* driver = real_driver();
   int (*query)(cu_stream) = request->of_thread ? driver->cuStreamQuery_ptsz : driver->cuStreamQuery;
@@ -251,8 +250,8 @@ static uint64_t bytes_to_add(const struct request* request) {
   return request->bytes < most_bytes ? request->bytes : most_bytes;
 }
 
-/* A request joins the pool's allocations. Returns how much the pool grows at least: even if all that the program does
- * not have can be used for it. */
+/* Adds a request to the pool's allocations. Returns the pool's least growth, in units: as if all unused memory could
+ * serve the request. */
 static uint64_t join(struct pool* pool, const struct request* request) {
   lock(&pool->reserve.lock);
   const uint64_t reserved = pool->reserve.known * VRAMBROKER_COUNT_UNIT_BYTES;
@@ -262,14 +261,14 @@ static uint64_t join(struct pool* pool, const struct request* request) {
   return request->bytes > unused ? units_of(request->bytes - unused) : 0;
 }
 
-/* `count`: whether it was an allocation, and no mere request. */
+/* Removes an allocation (`count` is 1), or a mere request (0). */
 static void leave(struct pool* pool, uint64_t bytes, unsigned count) {
   uint64_t units = 0;
   lock(&pool->reserve.lock);
   pool->count -= count < pool->count ? count : pool->count;
   pool->bytes -= bytes < pool->bytes ? bytes : pool->bytes;
   struct account* const account = pool->reserve.account;
-  if (pool->handle == NULL && pool->count == 0) { /* the last of a destroyed pool */
+  if (pool->handle == NULL && pool->count == 0) { /* last allocation of a destroyed pool */
     units = pool->reserve.known;
     pool->reserve.known = pool->reserve.owed = pool->bytes = 0;
   }
@@ -281,7 +280,7 @@ static void note_pointer(const struct request* request, struct pool* pool) {
   const struct entry entry = {.key = *request->address, .owner = pool, .bytes = bytes_to_add(request)};
   lock(&places);
   const struct entry* known = table_find(&pointers, entry.key);
-  const struct entry before = known == NULL ? (struct entry){0} : *known; /* it went with its context */
+  const struct entry before = known == NULL ? (struct entry){0} : *known; /* freed with its context */
   const int failed = table_put(&pointers, &entry);
   unlock(&places);
   if (before.owner != NULL) leave(before.owner, before.bytes, 1);
@@ -291,7 +290,7 @@ static void note_pointer(const struct request* request, struct pool* pool) {
   unlock(&pool->reserve.lock);
 }
 
-/* Asks the driver, and charges what its pool grew by. -1: that may not be, and was not done, or is undone. */
+/* Calls the driver, and charges the pool's growth. -1: refused; the call was skipped or undone. */
 static int try_once(const struct request* request, struct pool* pool, int from_pool, struct growth* growth,
                     int* error) {
   struct reserve* const reserve = &pool->reserve;
@@ -320,7 +319,7 @@ static int allocate(struct request* request) {
   const struct driver* driver = real_driver();
   const int from_pool = request->pool != NULL;
   int error = CU_OK;
-  if (is_capturing(request->stream, request->of_thread)) { /* it becomes a node of a graph */
+  if (is_capturing(request->stream, request->of_thread)) { /* the call becomes a graph node */
     graphs_have_memory(device_of(request->stream));
     if (from_pool) graphs_have_memory(device_of_pool(request->pool, request->stream));
     return ask_driver(request, from_pool);
@@ -394,13 +393,13 @@ void pools_freed(const struct entry* pointer, int error) {
     return;
   }
   lock(&places);
-  table_put(&pointers, pointer); /* there is room: it was just removed */
+  table_put(&pointers, pointer); /* has room: the entry was just removed */
   unlock(&places);
 }
 
 static int free_async(int (*real)(cu_address, cu_stream), cu_address address, cu_stream stream, int of_thread) {
   if (is_capturing(stream, of_thread)) return real(address, stream);
-  const struct freed freed = grant_forget(address); /* memory of cuMemAlloc may be freed like this, too */
+  const struct freed freed = grant_forget(address); /* may also come from cuMemAlloc */
   const struct entry pointer = pools_forget(address);
   const int error = real(address, stream);
   grant_freed(&freed, error);
@@ -418,9 +417,9 @@ int cuMemFreeAsync_ptsz(cu_address address, cu_stream stream) {
   return free_async(driver->cuMemFreeAsync_ptsz, address, stream, 1);
 }
 
-/* --- pools themselves --- */
+/* --- creating and destroying pools --- */
 
-/* The driver has destroyed it. What is still allocated from it stays charged until it is freed. */
+/* Notes the destruction in the driver. Remaining allocations stay charged until freed. */
 static void destroyed(struct pool* pool) {
   lock(&pool->reserve.lock);
   pool->handle = NULL;
@@ -430,7 +429,7 @@ static void destroyed(struct pool* pool) {
   leave(pool, 0, 0);
 }
 
-/* Before the driver destroys it: another may get the same handle at once. */
+/* Removes the handle before the driver destroys the pool: a new pool may get the handle at once. */
 static struct pool* forget_pool(cu_pool handle) {
   struct pool* pool = NULL;
   lock(&places);
@@ -443,7 +442,7 @@ static struct pool* forget_pool(cu_pool handle) {
   return pool;
 }
 
-/* The driver forgets the handle: other threads, which may look at all pools, must not ask about it then. */
+/* Waits for the pool's readers: no thread may ask about a handle forgotten by the driver. */
 static void send_readers_away(struct pool* pool) {
   const struct calm calm = calm_begin();
   lock(&pool->reserve.lock);
@@ -457,9 +456,9 @@ static void send_readers_away(struct pool* pool) {
   calm_end(calm);
 }
 
-/* The driver keeps what is in use of a destroyed pool, and what was freed on a stream that has not come so far, and
- * says nothing more of it. So the pool is destroyed when that has gone: returns 1. A device's current pool goes at
- * once, or it would stay the current one. */
+/* Delays the destruction of a pool until empty; then returns 1. The driver keeps a destroyed pool's memory in use, or
+ * freed on a stream lagging behind, and reports the memory no longer. A device's current pool is destroyed at once, or
+ * it would stay current. */
 static int doom(struct pool* pool) {
   const struct driver* driver = real_driver();
   cu_pool current;
@@ -484,7 +483,7 @@ int cuMemPoolCreate(cu_pool* pool, const cu_pool_properties* properties) {
   }
   const int error = driver->cuMemPoolCreate(pool, properties);
   if (error != CU_OK) return error;
-  struct pool* const before = forget_pool(*pool); /* it went in a way that is not seen here */
+  struct pool* const before = forget_pool(*pool); /* earlier pool, destroyed unseen */
   if (before != NULL) destroyed(before);
   const cu_device device = properties == NULL ? -1 : device_of_location(&properties->location, properties->type);
   struct pool* const made = know_pool(*pool, device, account);
@@ -493,8 +492,8 @@ int cuMemPoolCreate(cu_pool* pool, const cu_pool_properties* properties) {
   return error;
 }
 
-/* A location's own pool, by one of the driver's two functions. Asking for it takes no memory, so it needs no daemon:
- * where there is none, an allocation says so. */
+/* Gets a location's own pool by one of the driver's two functions. Needs no daemon, since no memory is taken: an
+ * allocation reports a missing daemon. */
 static int get(int (*real)(cu_pool*, cu_location*, int), cu_pool* pool, cu_location* location, int type) {
   const int refused = type == CU_MANAGED ? refuse_managed() : CU_OK;
   if (refused != CU_OK) return refused;
@@ -517,7 +516,7 @@ int cuMemPoolDestroy(cu_pool handle) {
   REAL(cuMemPoolDestroy);
   struct pool* const pool = forget_pool(handle);
   if (pool == NULL) return driver->cuMemPoolDestroy(handle);
-  driver->cuMemPoolTrimTo(handle, 0); /* so that what is known afterwards is what is in use */
+  driver->cuMemPoolTrimTo(handle, 0); /* afterwards, reserved memory is memory in use */
   read_pool(pool);
   if (doom(pool)) return CU_OK;
   send_readers_away(pool);
@@ -528,7 +527,7 @@ int cuMemPoolDestroy(cu_pool handle) {
   }
   const struct entry entry = {.key = (uint64_t)(uintptr_t)handle, .owner = pool};
   lock(&places);
-  table_put(&pools, &entry); /* there is room: it was just removed */
+  table_put(&pools, &entry); /* has room: the entry was just removed */
   lock(&pool->reserve.lock);
   pool->is_going = 0;
   unlock(&pool->reserve.lock);
@@ -544,7 +543,7 @@ int cuMemPoolTrimTo(cu_pool handle, size_t bytes) {
   return error;
 }
 
-/* --- what shrinks pools --- */
+/* --- calls shrinking pools --- */
 
 int cuStreamSynchronize(cu_stream stream) {
   REAL(cuStreamSynchronize);

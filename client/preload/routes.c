@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How a program's calls get here. (1) Linked: the hooks are exported by the driver's names, and this library comes
- * first. (2) By dlsym and dlvsym, which are exported, too. (3, 4) By the driver's own cuGetProcAddress and
+ * Routes of a program's calls to the hooks. (1) Linking: the hooks are exported under the driver's names, and this
+ * library comes first. (2) dlsym and dlvsym, exported here as well. (3, 4) The driver's own cuGetProcAddress and
  * cuGetProcAddress_v2.
  *
- * The real resolver answers first. Only an answer that is the driver's own function is replaced, by the hook of that
- * function: so a hook never has another interface than what it replaces, whatever name and version were asked for. No
- * answer stays none.
+ * The real resolver answers first. Only the driver's own function is replaced as an answer, by the hook of the
+ * function: so a hook always has the interface of the replaced function, for any requested name and version. A missing
+ * answer stays missing.
  */
 #include <dlfcn.h>
 
@@ -15,21 +15,21 @@
 
 /* --- dlsym and dlvsym --- */
 
-/* Where to go on: to `jump`, as if the program had called it, or back to the program with `result`. */
+/* Next step: jump to `jump`, as if called by the program, or return `result` to the program. */
 struct route {
   void* jump;
   void* result;
 };
 
-/* Kept as functions of their own by the assembly below. */
+/* Kept as separate functions by the assembly below. */
 struct route route_dlsym(void* handle, const char* name, const char* version);
 struct route route_dlvsym(void* handle, const char* name, const char* version);
 
-/* `found`, by a handle, or for RTLD_NEXT and RTLD_DEFAULT by what comes after this library. */
+/* Returns the answer to a lookup by handle; `found`: the real answer. */
 static void* answer(int hook, void* found, const char* name) {
   if (found == NULL) return NULL;
   if (!is_hook(hook, found)) return hook_for(hook, found);
-  /* The handle led here. A program that looks whether a function exists must not find it because of this library. */
+  /* The lookup found the hook. A program testing for a function must not find it because of this library. */
   return hooked_function(hook) != NULL ? found : find_next(name);
 }
 
@@ -37,9 +37,9 @@ static struct route route(void* handle, const char* name, const char* version, v
   const int hook = name == NULL ? -1 : hook_named(name);
   if (hook < 0) return (struct route){next, NULL};
   if (handle == RTLD_DEFAULT || handle == RTLD_NEXT) {
-    /* Whose library asks decides where the real function looks. So it is jumped to, and finds the hook by itself, as
-       this library comes before the driver. What comes behind this library, and asks for the next one, is given the
-       hook, too. */
+    /* The real function's search depends on the calling library. So we jump to the real resolver, which finds the hook,
+     * because this library comes before the driver. A library behind this library and asking for the next function gets
+     * the hook, too. */
     void* behind = find_next(name);
     if (behind != NULL && behind == hooked_function(hook)) return (struct route){NULL, hook_function(hook)};
     if (hooked_function(hook) != NULL) return (struct route){next, NULL};
@@ -51,7 +51,7 @@ static struct route route(void* handle, const char* name, const char* version, v
 }
 
 struct route route_dlsym(void* handle, const char* name, const char* version) {
-  (void)version; /* whatever is in the register */
+  (void)version; /* unset register */
   return route(handle, name, NULL, (void*)next_dlsym());
 }
 
@@ -59,8 +59,8 @@ struct route route_dlvsym(void* handle, const char* name, const char* version) {
   return route(handle, name, version, (void*)next_dlvsym());
 }
 
-/* RTLD_NEXT and RTLD_DEFAULT mean the library that the return address is in. C cannot promise to jump instead of
- * calling. */
+/* RTLD_NEXT and RTLD_DEFAULT refer to the library at the return address. C cannot guarantee a jump instead of a
+ * call. */
 #if defined(__x86_64__)
 #define BASE_VERSION "GLIBC_2.2.5"
 #define ENTRY(name)                                                                             \
@@ -98,8 +98,8 @@ struct route route_dlvsym(void* handle, const char* name, const char* version) {
 ENTRY("dlsym");
 ENTRY("dlvsym");
 
-/* By the versions that the C library has them by: another preloaded library that asks dlvsym for the next one finds
- * them here. */
+/* Exports the functions with the C library's versions: another preloaded library asking dlvsym for the next function
+ * finds ours. */
 #define EXPORT(name, version, at)                                                                                    \
   __asm__(".globl " name "_" version "\n.type " name "_" version ",STT_FUNC\n.set " name "_" version ", entry_" name \
           "\n.symver " name "_" version ", " name at version)

@@ -17,11 +17,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* --- The C library's dlsym: from its own table of symbols, because nothing can be asked for it before it is found. ---
- */
+/* --- The C library's dlsym, found in its symbol table: lookups work only once dlsym is found. --- */
 
-/* A sanitizer's runtime asks dlsym for the functions that it stands before, strcmp and dl_iterate_phdr among them. So
-   on the way of dlsym nothing is called that it may stand before. */
+/* A sanitizer's runtime asks dlsym for functions intercepted by the sanitizer, strcmp and dl_iterate_phdr among them.
+ * So the way of dlsym calls no function open to interception. */
 
 int is_same_text(const char* left, const char* right) {
   while (*left != '\0' && *left == *right) {
@@ -50,7 +49,7 @@ static void* in_table(uintptr_t base, const ElfW(Dyn) * dynamic, const char* nam
   const char* strings = NULL;
   const uint32_t* hashes = NULL;
   for (; dynamic->d_tag != DT_NULL; dynamic++) {
-    /* glibc has added the base to these already. */
+    /* glibc has already added the base to these addresses. */
     const uintptr_t value = dynamic->d_un.d_ptr < base ? dynamic->d_un.d_ptr + base : dynamic->d_un.d_ptr;
     if (dynamic->d_tag == DT_SYMTAB) symbols = (const ElfW(Sym)*)value;
     if (dynamic->d_tag == DT_STRTAB) strings = (const char*)value;
@@ -77,7 +76,7 @@ static void* in_table(uintptr_t base, const ElfW(Dyn) * dynamic, const char* nam
 static void* in_c_library(const char* name) {
   for (const struct link_map* map = _r_debug.r_map; map != NULL; map = map->l_next) {
     const char* file = file_of(map->l_name);
-    /* Before glibc 2.34 they were in a library of their own. */
+    /* Before glibc 2.34 these functions were in libdl. */
     if (!is_same_text(file, "libc.so.6") && !is_same_text(file, "libdl.so.2")) continue;
     void* found = in_table(map->l_addr, map->l_ld, name);
     if (found != NULL) return found;
@@ -85,7 +84,7 @@ static void* in_c_library(const char* name) {
   return NULL;
 }
 
-/* Several threads may find the same at once. */
+/* Several threads may find the function at once. */
 #define FIND_ONCE(type, expression)                           \
   static type* found;                                         \
   type* function = __atomic_load_n(&found, __ATOMIC_RELAXED); \
@@ -153,14 +152,14 @@ void* library_at(const void* address, const char* name) {
 
 enum { LOOK_MS = 100, AGAIN_MS = 1000 };
 
-/* Of a thread. The model is of a library that is loaded before the program starts. */
+/* State of a thread. The TLS model suits libraries loaded before the program starts. */
 static __thread __attribute__((tls_model("initial-exec"))) struct calm_of_thread {
-  int depth;               /* of calm_begin(); 0 again while the program's handlers may run */
-  sigset_t signals;        /* that the program blocks */
-  uint64_t interrupted_at; /* of wait_calmly(); 0: never */
+  int depth;               /* nesting of calm_begin(); 0 again while the program's handlers may run */
+  sigset_t signals;        /* signals blocked by the program */
+  uint64_t interrupted_at; /* when wait_calmly() was last interrupted; 0: never */
 } calm_of_thread;
 
-static sigset_t programs_signals; /* of the thread that has called start_thread() */
+static sigset_t programs_signals; /* mask of the thread calling start_thread() */
 
 int start_thread(void* (*function)(void*)) {
   int (*create)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = find_next("pthread_create");
@@ -182,7 +181,7 @@ int start_thread(void* (*function)(void*)) {
   set_stack(&attributes, 256 << 10);
   int error = create(&thread, &attributes, function, NULL);
   if (error != 0)
-    error = create(&thread, NULL, function, NULL); /* the program's thread-local variables are larger than that */
+    error = create(&thread, NULL, function, NULL); /* the thread-local variables of the program need a larger stack */
   if (error == 0) detach(thread);
   sigprocmask(SIG_SETMASK, &before, NULL);
   return error == 0 ? 0 : -1;
@@ -200,8 +199,8 @@ int is_last_thread(void) {
   close(descriptor);
   if (bytes <= 0) return 0;
   text[bytes] = '\0';
-  /* The command's name may have any characters. The state of the main thread is the third field, the number of threads
-     the 20th; a main thread that has ended counts. */
+  /* The command's name may contain any characters. The main thread's state is the third field, the number of threads
+   * the 20th; an ended main thread counts. */
   const char* field = strrchr(text, ')');
   if (field == NULL || field[1] != ' ' || field[2] != 'Z') return 0;
   for (int i = 2; i < 20 && field != NULL; i++) field = strchr(field + 1, ' ');
@@ -218,13 +217,13 @@ static sigset_t but_faults(void) {
   return signals;
 }
 
-/* The kernel keeps also signals that are ignored, as by nohup, while they are blocked. */
+/* The kernel keeps even ignored signals (as by nohup) while they are blocked. */
 static int is_ignored(int signal) {
   struct sigaction action;
   return sigaction(signal, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
-/* Those that ask the program to end, and that the thread takes. */
+/* Returns the signals asking the program to end and taken by the thread. */
 static sigset_t ends(void) {
   static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
   sigset_t taken;
@@ -243,20 +242,20 @@ struct calm calm_begin(void) {
     const sigset_t signals = but_faults();
     sigprocmask(SIG_BLOCK, &signals, &calm_of_thread.signals);
   }
-  calm_of_thread.depth++; /* now: a handler may have come in before */
+  calm_of_thread.depth++; /* only now: a handler may have run before */
   return calm;
 }
 
 void calm_end(struct calm calm) {
   if (--calm_of_thread.depth == 0) {
-    const sigset_t signals = calm_of_thread.signals; /* of this thread's, also when a handler comes in now */
+    const sigset_t signals = calm_of_thread.signals; /* a copy: a handler running now may change the original */
     sigprocmask(SIG_SETMASK, &signals, NULL);
   }
   pthread_setcancelstate(calm.cancelling, NULL);
   errno = calm.error;
 }
 
-/* One look of up to `milliseconds`, as for wait_calmly(). */
+/* Looks once, for up to `milliseconds`, like wait_calmly(). */
 static int look(int descriptor, int milliseconds, enum holding holding) {
   struct pollfd readable = {descriptor, POLLIN, 0};
   const struct timespec time = {milliseconds / 1000, (long)(milliseconds % 1000) * 1000000};
@@ -277,7 +276,7 @@ static int look(int descriptor, int milliseconds, enum holding holding) {
     sigdelset(&for_ends, signal);
     sigaddset(&for_others, signal);
   }
-  /* A handler may allocate, or not come back. */
+  /* A handler may allocate, or never return. */
   const struct calm_of_thread before = calm_of_thread;
   calm_of_thread.depth = 0;
   const int found = ppoll(&readable, 1, &time, &for_ends);
@@ -295,7 +294,7 @@ int wait_calmly(int descriptor, uint64_t milliseconds, enum holding holding) {
   for (;;) {
     const uint64_t now = now_ms();
     const uint64_t left = now < until ? until - now : 0;
-    if (calm_of_thread.depth == 0) { /* a thread of this library's */
+    if (calm_of_thread.depth == 0) { /* a thread of this library */
       struct pollfd readable = {descriptor, POLLIN, 0};
       return poll(&readable, 1, (int)left) > 0;
     }
@@ -322,7 +321,7 @@ void sleep_ms(uint64_t milliseconds) {
   nanosleep(&pause, NULL);
 }
 
-/* Not by fstat(), which glibc has by this name only since 2.33. */
+/* Avoids fstat(): glibc exports the name only since 2.33. */
 int file_of_descriptor(int descriptor, struct file* file) {
   struct stat status;
   if (syscall(SYS_fstat, descriptor, &status) != 0) return -1;

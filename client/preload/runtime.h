@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C library's functions for dynamic linking and threads, found at run time: their place and version changed with
- * glibc 2.34, and this library has names of some of them itself. All return NULL or fail where the process has no such
- * function.
+ * C library functions for dynamic linking and threads, found at run time: their place and version changed with glibc
+ * 2.34, and this library exports some of the names itself. All return NULL or fail if the process lacks the function.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_RUNTIME_H_
 #define VRAMBROKER_CLIENT_PRELOAD_RUNTIME_H_
@@ -12,34 +11,34 @@
 typedef void* dlsym_function(void* handle, const char* name);
 typedef void* dlvsym_function(void* handle, const char* name, const char* version);
 
-/* As strcmp() == 0, for the way of dlsym. */
+/* Like strcmp() == 0, for the way of dlsym. */
 int is_same_text(const char* left, const char* right);
 
-/* The next ones after this library's own: another preloaded library's, or the C library's. */
+/* Return the functions after this library's own: from another preloaded library, or from the C library. */
 dlsym_function* next_dlsym(void);
 dlvsym_function* next_dlvsym(void);
 
-/* The C library's dlsym, as called from here. */
+/* Calls the C library's dlsym from this library. */
 void* find_symbol(void* handle, const char* name);
-/* A function of the C library, or what stands before it behind this library. */
+/* Finds a function of the C library, or of an interposer behind this library. */
 void* find_next(const char* name);
-/* A handle of the loaded library of this name, which keeps it loaded. NULL: it is not in the main namespace. */
+/* Returns a handle keeping the named library loaded. NULL: not loaded in the main namespace. */
 void* loaded_library(const char* name);
-/* The loaded file that `address` is in, whatever its namespace: its name without the folder begins with `name`. A
-   handle, which keeps it loaded, or NULL. */
+/* Returns a handle keeping loaded the file at `address`, in any namespace, or NULL. The file's name without the folder
+ * must begin with `name`. */
 void* library_at(const void* address, const char* name);
-/* Of what dlerror() would say next: nothing. */
+/* Clears the pending dlerror() message. */
 void clear_dlerror(void);
 
-/* A detached thread without signals. 0: it runs. */
+/* Starts a detached thread with signals blocked. 0: it runs. */
 int start_thread(void* (*function)(void*));
-/* Whether all of the program's threads have ended, the main one included. The thread that start_thread() has started
-   leaves then, or the process would never end; with the signals that the program has. */
+/* Returns whether all of the program's threads have ended, including the main thread. The thread of start_thread() then
+ * exits, or the process would never end; unblock_signals() first sets the program's signal mask. */
 int is_last_thread(void);
 void unblock_signals(void);
 
-/* Between the two the thread cannot be cancelled, no signal handler runs in it, and errno is the program's again
- * afterwards. A handler could leave by siglongjmp(), and a lock would stay. */
+/* Between calm_begin() and calm_end() the thread cannot be cancelled and runs no signal handler. calm_end() restores
+ * the program's errno. A handler could leave by siglongjmp(), and a lock would stay held. */
 struct calm {
   int error;
   int cancelling;
@@ -49,16 +48,16 @@ void calm_end(struct calm calm);
 
 enum { INTERRUPTED = -3 };
 enum holding { NO_LOCK, A_LOCK };
-/* Waits for something to read, or for the other end to go; -1 is no descriptor. 1: there is something. 0: the time is
- * over. INTERRUPTED: the thread gets a signal that asks a program to end, as Ctrl-C does. With NO_LOCK the program's
- * handlers run meanwhile. With A_LOCK they run afterwards; a signal that another thread takes is not noticed. */
+/* Waits for readable data, or for the peer to close; descriptor -1: none. 1: readable. 0: timeout. INTERRUPTED: the
+ * thread gets a signal asking a program to end, such as Ctrl-C. With NO_LOCK the program's handlers run during the
+ * wait. With A_LOCK handlers run afterwards; a signal taken by another thread is not noticed. */
 int wait_calmly(int descriptor, uint64_t milliseconds, enum holding holding);
-/* This thread's wait has been interrupted just now. A program that tries again at once need not wait again. */
+/* Returns whether this thread's wait was interrupted just now. A program trying again at once need not wait again. */
 int was_interrupted(void);
 
-uint64_t now_ms(void); /* by the clock that nobody sets */
+uint64_t now_ms(void); /* by the monotonic clock */
 void sleep_ms(uint64_t milliseconds);
-/* Of a file, as fstat() says. 0: it is open. */
+/* Identity of a file, as from fstat(). file_of_descriptor() returns 0 for an open descriptor. */
 struct file {
   uint64_t device;
   uint64_t inode;

@@ -18,7 +18,7 @@
 static struct file at_start;
 static int was_open;
 
-/* Before the program opens anything. */
+/* Runs before the program opens any file. */
 __attribute__((constructor)) static void remember(void) {
   was_open = file_of_descriptor(STDERR_FILENO, &at_start) == 0;
 }
@@ -30,7 +30,7 @@ static int is_for_people(const struct file* file) {
   return S_ISREG(file->mode) && (fcntl(STDERR_FILENO, F_GETFL) & O_APPEND) != 0;
 }
 
-/* Other processes have the same open pipe or terminal, which must not change for them. So it is opened once more. */
+/* Other processes share the open pipe or terminal, whose flags must not change for them. So we open it once more. */
 static ssize_t write_now(const struct file* file, const char* line, size_t bytes) {
   if (S_ISSOCK(file->mode)) return send(STDERR_FILENO, line, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
   if (!S_ISFIFO(file->mode) && !S_ISCHR(file->mode)) return write(STDERR_FILENO, line, bytes);
@@ -59,7 +59,7 @@ void say(const char* format, ...) {
   line[bytes++] = '\n';
 
   struct file file;
-  sigset_t pipe; /* blocked, as all are */
+  sigset_t pipe; /* blocked, like all signals */
   sigset_t pending;
   sigemptyset(&pipe);
   sigaddset(&pipe, SIGPIPE);
@@ -67,7 +67,7 @@ void say(const char* format, ...) {
   if (file_of_descriptor(STDERR_FILENO, &file) == 0 && is_for_people(&file) && write_now(&file, line, bytes) < 0 &&
       errno == EPIPE && !sigismember(&pending, SIGPIPE)) {
     const struct timespec now = {0, 0};
-    sigtimedwait(&pipe, NULL, &now); /* the signal of this write */
+    sigtimedwait(&pipe, NULL, &now); /* takes the signal raised by the write */
   }
   calm_end(calm);
 }

@@ -21,20 +21,20 @@ static struct {
   struct lock line;
   struct connection connection;
   enum { NEVER, OPEN, LOST, UNCOUNTED } state;
-  pid_t process;    /* whose session this is */
-  int has_given_up; /* waiting for its first daemon */
+  pid_t process;    /* owner of the session */
+  int has_given_up; /* no longer waits for the first daemon */
   uint64_t generation;
-  uint8_t token[16]; /* of this session, or of the one that was lost */
+  uint8_t token[16]; /* of the session, or of the lost session */
   int has_keeper;
 } session;
 
 /* --- fork --- */
 
 static pid_t this_process(void) {
-  return (pid_t)syscall(SYS_getpid); /* older C libraries remember it, also in a child of clone() */
+  return (pid_t)syscall(SYS_getpid); /* older C libraries cache the number, even in a child of clone() */
 }
 
-/* In a child: its parent's connections and charges are not its own, and the threads that held locks are not here. */
+/* Resets a child: the parent's connections and charges are not the child's, and threads holding locks are not here. */
 static void forget_parent(void) {
   connections_forget();
   memset(&session, 0, sizeof session);
@@ -57,7 +57,7 @@ static void adopt_process(void) {
 
 /* --- beginning --- */
 
-/* How long a daemon that is there may take. */
+/* Returns how long a running daemon may take to answer, in ms. */
 static uint64_t answer_ms(void) {
   const uint64_t patience = settings()->reconnect_ms;
   if (patience < LEAST_ANSWER_MS) return LEAST_ANSWER_MS;
@@ -66,20 +66,20 @@ static uint64_t answer_ms(void) {
 
 enum opening {
   OPENED,
-  ABSENT,      /* there is no daemon */
-  STARTS,      /* there was one, which has left its socket or a claim for the next one */
-  UNREACHABLE, /* there is one, and it does not answer */
-  AGAIN,       /* it says: later */
-  REFUSED      /* it will not, or the settings are wrong */
+  ABSENT,      /* no daemon */
+  STARTS,      /* the daemon has ended, leaving its socket or a claim for the next daemon */
+  UNREACHABLE, /* a daemon exists and does not answer */
+  AGAIN,       /* the daemon says: later */
+  REFUSED      /* the daemon refuses, or the settings are wrong */
 };
 
-/* Of connection_open(): nobody listens. */
+/* Returns whether an error of connection_open() means: no listener. */
 static int is_absent(int error) {
   return error == ENOENT || error == ENOTDIR || error == ECONNREFUSED;
 }
 
-/* A claim's directory is there only where a daemon was, and stays for the next one. So do the sockets in it, wherever a
- * container has them, and those of a daemon that was killed. */
+/* A claim's directory exists only after a daemon, and stays for the next daemon. So do the sockets there, wherever a
+ * container mounts them, and the sockets of a killed daemon. */
 static enum opening why_absent(const char* path, int error, char* message) {
   char folder[sizeof settings()->socket_path];
   char daemons[sizeof folder + sizeof VRAMBROKER_COUNT_SOCKET];
@@ -103,12 +103,12 @@ static int call(uint32_t what, uint32_t device, uint64_t bytes, struct vrambroke
   return connection_call(&session.connection, &request, answer_ms(), A_LOCK, answer);
 }
 
-/* It does not do what it was asked for, and may when it is asked again. */
+/* Returns whether the daemon declines now, but may accept a later attempt. */
 static int says_later(const struct vrambroker_count_answer* answer) {
   return answer->code == CODE_UNAVAILABLE || answer->code == CODE_ABORTED;
 }
 
-/* Tells the daemon of what this process holds: all of it, or the session does not begin. */
+/* Reports all memory held by the process to the daemon; otherwise the session does not begin. */
 static enum opening tell_ledger(uint32_t devices, struct vrambroker_count_answer* answer) {
   ledger_session_begins();
   for (uint32_t device = 0; device < devices && device < LEDGER_DEVICES; device++) {
@@ -116,12 +116,12 @@ static enum opening tell_ledger(uint32_t devices, struct vrambroker_count_answer
     if (says_later(answer)) return AGAIN;
     if (answer->code != CODE_OK) continue;
     const uint64_t held = ledger_device(device, answer);
-    uint64_t charged = answer->charged_bytes; /* in a session that goes on */
+    uint64_t charged = answer->charged_bytes; /* nonzero in a continued session */
     if (charged > held) {
       /* The answer to a charge was lost with the connection. */
       if (call(VRAMBROKER_COUNT_UNCHARGE, device, charged - held, answer) != 0) return UNREACHABLE;
       if (answer->code == CODE_OK) charged = held;
-    } else if (charged == 0 && (held > 0 || session.state == LOST)) { /* also that it is nothing: others wait to hear */
+    } else if (charged == 0 && (held > 0 || session.state == LOST)) { /* zero, too: other sessions wait for it */
       if (call(VRAMBROKER_COUNT_HOLD, device, held, answer) != 0) return UNREACHABLE;
       if (says_later(answer)) return AGAIN;
       if (answer->code == CODE_OK) charged = answer->charged_bytes;
@@ -179,7 +179,7 @@ static enum opening begin(char* message) {
   return result;
 }
 
-/* With the line. */
+/* Begins the session, or begins it again. Caller holds the line. */
 static enum opening begin_session(char* message) {
   const enum opening result = begin(message);
   if (result == OPENED) {
@@ -221,7 +221,7 @@ enum line line_enter(int patient, char* message) {
     const int is_first = session.state == NEVER && result == STARTS;
     const int goes_on =
         patient && may_change && !(is_first && session.has_given_up) && now_ms() < until && !was_interrupted();
-    if (is_first && patient && !goes_on) session.has_given_up = 1; /* once: a program may ask for many figures */
+    if (is_first && patient && !goes_on) session.has_given_up = 1; /* only once: a program may ask for many figures */
     unlock(&session.line);
     if (!goes_on) return LINE_REFUSED;
     if (is_first && !has_said) say("%s It is waited for", message);
@@ -247,7 +247,7 @@ int line_call(uint32_t what, uint32_t device, uint64_t bytes, struct vrambroker_
     lost();
     return -1;
   }
-  if (answer->code == CODE_ABORTED) lost(); /* the session was ended: a new one begins with the next call */
+  if (answer->code == CODE_ABORTED) lost(); /* the daemon ended the session: the next call begins a new session */
   return 0;
 }
 
@@ -263,7 +263,7 @@ int session_wait(uint32_t device, uint64_t bytes, uint64_t wait_ms, uint64_t* ge
   memcpy(request.token, session.token, sizeof request.token);
   *generation = ledger_generation();
   line_leave();
-  /* Of the thread, so that a handler that jumps out of a wait leaves it to the next one. */
+  /* Thread-local: a handler jumping out of a wait leaves the connection to the thread's next wait. */
   static __thread __attribute__((tls_model("initial-exec"))) struct connection connection;
   connection_close(&connection);
   if (connection_open(&connection, settings()->socket_path) != 0) return NO_CONNECTION;
@@ -277,7 +277,7 @@ int session_wait(uint32_t device, uint64_t bytes, uint64_t wait_ms, uint64_t* ge
     memset(request.token, 0, sizeof request.token);
     failed = connection_call(&connection, &request, wait_ms + answer_ms(), NO_LOCK, answer);
   } else if (answer->code == CODE_NOT_FOUND) {
-    failed = -1; /* the session has gone on with another daemon, or another token */
+    failed = -1; /* the session has continued with another daemon or token */
   }
   connection_close(&connection);
   return failed;
@@ -289,8 +289,7 @@ static void* keep(void* nothing) {
   char message[MESSAGE_BYTES];
   prctl(PR_SET_NAME, "vrambroker");
   do {
-    /* Only that the other end has gone is waited for. The number may be another file's by now, which this does no harm.
-     */
+    /* Waits only for the peer's close. The number may be another file's by now, which is harmless. */
     struct pollfd gone = {session.connection.is_open ? session.connection.descriptor : -1, 0, 0};
     poll(&gone, 1, session.state != OPEN || ledger_has_slack() ? LOOK_MS : IDLE_MS);
     if (!try_lock(&session.line)) {
@@ -301,7 +300,7 @@ static void* keep(void* nothing) {
       lost();
       say("the daemon has gone: what this program holds stays, and new GPU memory waits for it");
     }
-    const int is_broken = session.state == LOST && begin_session(message) != OPENED; /* again when poll() returns */
+    const int is_broken = session.state == LOST && begin_session(message) != OPENED; /* retried when poll() returns */
     unlock(&session.line);
     if (!is_broken) ledger_tidy();
   } while (!is_last_thread());
@@ -312,7 +311,7 @@ static void* keep(void* nothing) {
 void session_keep(void) {
   if (__atomic_exchange_n(&session.has_keeper, 1, __ATOMIC_RELAXED)) return;
   const struct calm calm = calm_begin();
-  /* Without room for a thread: with the next charge. */
+  /* Retries at the next charge if no thread can be started. */
   if (start_thread(keep) != 0) __atomic_store_n(&session.has_keeper, 0, __ATOMIC_RELAXED);
   calm_end(calm);
 }

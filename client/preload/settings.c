@@ -72,8 +72,8 @@ static void read_settings(struct settings* to) {
   to->if_available = is_yes(to, "VRAMBROKER_IF_AVAILABLE", "0", "1");
 }
 
-/* Without a lock, which a child after fork() might find held for ever: of several threads that read them at once, the
- * first one's stay. */
+/* Takes no lock, which a child after fork() might find held forever. After a race of several threads, the first
+ * thread's settings stay. */
 const struct settings* settings(void) {
   static const struct settings* read;
   static const struct settings no_memory = {.error = "no memory is left"};

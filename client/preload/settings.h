@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Settings, as the environment has them.
+ * Settings from the environment.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_SETTINGS_H_
 #define VRAMBROKER_CLIENT_PRELOAD_SETTINGS_H_
@@ -21,15 +21,15 @@ struct settings {
   struct limit guarantee;    /* VRAMBROKER_GUARANTEE */
   char devices[512];         /* VRAMBROKER_DEVICES; empty: all */
   char name[128];            /* VRAMBROKER_NAME */
-  char note[192];            /* where the name is not the one that was asked for */
-  uint64_t wait_ms;          /* VRAMBROKER_WAIT; 0: not at all */
-  uint64_t reconnect_ms;     /* VRAMBROKER_RECONNECT: how long an allocation waits for a daemon that has gone */
+  char note[192];            /* says how the name was changed; empty: unchanged */
+  uint64_t wait_ms;          /* VRAMBROKER_WAIT; 0: no waiting */
+  uint64_t reconnect_ms;     /* VRAMBROKER_RECONNECT: how long an allocation waits for a lost daemon */
   int refuse_managed;        /* VRAMBROKER_MANAGED=refuse */
   int if_available;          /* VRAMBROKER_IF_AVAILABLE=1 */
-  char error[MESSAGE_BYTES]; /* what cannot be understood; empty: nothing */
+  char error[MESSAGE_BYTES]; /* last invalid setting; empty: none */
 };
 
-/* Read at the first call. */
+/* Reads the environment at the first call. */
 const struct settings* settings(void);
 
 #endif /* VRAMBROKER_CLIENT_PRELOAD_SETTINGS_H_ */

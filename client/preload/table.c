@@ -11,7 +11,7 @@ static size_t place_of(const struct table* table, uint64_t key) {
   return (size_t)(key >> 32) & (table->size - 1);
 }
 
-/* The key's place, or the free one where it belongs. */
+/* Returns the key's place, or the free place for the key. */
 static struct entry* look(const struct table* table, uint64_t key) {
   size_t place = place_of(table, key);
   while (table->places[place].key != 0 && table->places[place].key != key) place = (place + 1) & (table->size - 1);
@@ -32,7 +32,7 @@ static int grow(struct table* table) {
   for (size_t i = 0; i < table->size; i++) {
     if (table->places[i].key != 0) *look(&larger, table->places[i].key) = table->places[i];
   }
-  /* A child that is forked in between clears what it finds: nothing of the table then. */
+  /* A child forked in between finds an empty table, and clears nothing. */
   table_clear(table);
   table->places = larger.places;
   table->used = larger.used;
@@ -51,7 +51,7 @@ int table_put(struct table* table, const struct entry* entry) {
 void table_remove(struct table* table, struct entry* entry) {
   const size_t mask = table->size - 1;
   size_t hole = (size_t)(entry - table->places);
-  /* What comes after it, and belongs at the hole or before, moves up. */
+  /* Entries after the hole move up if their home is the hole or before. */
   for (size_t next = (hole + 1) & mask; table->places[next].key != 0; next = (next + 1) & mask) {
     const size_t home = place_of(table, table->places[next].key);
     if (((next - home) & mask) >= ((next - hole) & mask)) {

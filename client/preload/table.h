@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A table from numbers other than 0 (addresses, handles) to what is known of them. Its memory is the kernel's: the
- * program's malloc is not called. Not thread-safe. All zeroes is an empty table.
+ * A table from nonzero numbers (addresses, handles) to records. Memory comes from the kernel, never from the program's
+ * malloc. Not thread-safe. A zeroed table is empty.
  */
 #ifndef VRAMBROKER_CLIENT_PRELOAD_TABLE_H_
 #define VRAMBROKER_CLIENT_PRELOAD_TABLE_H_
@@ -14,8 +14,8 @@ struct entry {
   uint64_t bytes;
   uint64_t count;
   uint64_t more;
-  void* owner;   /* what it belongs to */
-  void* context; /* likewise */
+  void* owner;   /* account or pool of the entry */
+  void* context; /* context or array of the entry */
 };
 
 struct table {
@@ -24,9 +24,9 @@ struct table {
   size_t used;
 };
 
-/* NULL: there is none. Entries move when others are added or removed. */
+/* Returns NULL without an entry. Entries move when entries are added or removed. */
 struct entry* table_find(const struct table* table, uint64_t key);
-/* Adds or replaces. -1: no memory. */
+/* Adds or replaces an entry. -1: no memory. */
 int table_put(struct table* table, const struct entry* entry);
 void table_remove(struct table* table, struct entry* entry);
 void table_clear(struct table* table);
