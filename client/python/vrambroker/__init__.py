@@ -6,7 +6,7 @@
         buffer = client.malloc(24 << 20)
         buffer.write(b"hello")
 
-For PyTorch, which then gets all its GPU memory from the daemon: `vrambroker.torch.enable(limit=0.4)`.
+PyTorch gets all its GPU memory from the daemon after `vrambroker.torch.enable(limit=0.4)`.
 """
 import importlib
 from typing import Any
@@ -24,6 +24,6 @@ __all__ = ["Buffer", "Client", "Code", "Device", "Error", "Holder", "IdleHolder"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "torch":  # loaded when it is first used
+    if name == "torch":  # imported on first use
         return importlib.import_module(".torch", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,30 +23,29 @@ _Devices = Union[int, str, Iterable[Union[int, str]], None]
 
 
 class Client(Figures):
-    """A session with vrambrokerd, for as long as this object is open. Any thread may use it, and so may handlers of
-    signals.
+    """A session with vrambrokerd, as long as this object is open. Any thread and any signal handler may use a client.
 
     limit, guarantee  bytes (int), a fraction of each device's capacity (float), or a text such as "8GiB" or "40%"
-    devices           the daemon's devices that the session uses, each by its ordinal or its UUID: 0, "GPU-...", [0, 1] or
-                      "0,1". It has nothing of the others, and its guarantee is taken on these alone. Default: the GPUs
-                      that this process sees, or all devices if it sees all of them, or none
-    name              what the session is called in metrics, logs and tools; default: the command name of this process.
+    devices           the daemon's devices used by the session, by ordinal or UUID: 0, "GPU-...", [0, 1] or "0,1". The
+                      session gets no memory and no guarantee on any further device. Default: the GPUs visible to this
+                      process, or all devices if all or none are visible
+    name              the session's name in metrics, logs and tools; default: the command name of this process.
                       Characters other than letters, digits and . _ - / : @ become _, and the log says so
     socket_dir        default: $VRAMBROKER_SOCKET_DIR, or else /run/vrambroker
-    wait              how long a request without memory waits for others to give some back; at most an hour
+    wait              how long a request waits for other programs to give memory back; at most an hour
     alloc_conf        the allocator's settings in PyTorch's syntax; default: PyTorch's environment variables
     placement         "leased": blocks are cut in this process; "remote": every request is a call to the daemon
-    idle_decay        after how long segments without blocks go back by themselves; 0 or None: never
+    idle_decay        idle time before segments without blocks go back by themselves; 0 or None: never
     connect_timeout, call_timeout  default 5 and 30 seconds
-    on_lost           on_lost(error), each time that the daemon is lost, on a thread of the library; must not block
-    log               log(line) for lines about a lost daemon; default: stderr
+    on_lost           called as on_lost(error) whenever the daemon is lost, on a thread of the library; must not block
+    log               called as log(line) for lines about a lost daemon; default: stderr
     library           path of libvrambroker.so.1; see load()
 
-    A time is a number of seconds, or a text such as "10m" or "500ms". Where limit, guarantee, devices, name or wait is not
-    given, $VRAMBROKER_LIMIT, $VRAMBROKER_GUARANTEE, $VRAMBROKER_DEVICES, $VRAMBROKER_NAME and $VRAMBROKER_WAIT count.
+    Times are numbers of seconds, or texts such as "10m" or "500ms". Defaults of limit, guarantee, devices, name and wait
+    are $VRAMBROKER_LIMIT, $VRAMBROKER_GUARANTEE, $VRAMBROKER_DEVICES, $VRAMBROKER_NAME and $VRAMBROKER_WAIT.
 
-    Raises Error: UNAVAILABLE when there is no daemon, INVALID_ARGUMENT for a limit that is no size, and others. Use
-    after close() is a FAILED_PRECONDITION, of its buffers, too, and so is use in a child made by fork().
+    Raises Error: UNAVAILABLE without a daemon, INVALID_ARGUMENT for a limit that is not a size, and others. Using the
+    client or its buffers after close(), or in a child made by fork(), raises FAILED_PRECONDITION.
     """
 
     def __init__(self, *, limit: Union[int, float, str, None] = None, guarantee: Union[int, float, str, None] = None,
@@ -79,27 +78,27 @@ class Client(Figures):
         try:
             self._library.check(self._library.lib.vrambroker_connect(ctypes.byref(options), ctypes.byref(handle)))
         finally:
-            if handle.value:  # also when a signal's handler raises right after it
+            if handle.value:  # also if a signal handler raises right after the call
                 self._session.append(handle)
                 self._open = True
             else:
                 _called.pop(id(options))
 
     def _reset(self) -> None:
-        # Its lock guards the following, against other threads. The thread that has it may take it again: a signal's
-        # handler, or an object that goes, runs between any two steps. So calls are counted before anything is looked
-        # at, and what only one may have is taken with a single pop().
+        # The condition's lock guards the fields below against other threads. The holder may take the lock again: signal
+        # handlers and destructors run between any two steps. So calls are counted before any check, and an object with a
+        # single owner is taken with a single pop().
         self._idle = threading.Condition()
         self._open = False
         self._forked = False
-        self._session: List[ctypes.c_void_p] = []  # the library's client, until it is disconnected
-        # Calls under way, by number: on which thread, and what ends its waiting.
+        self._session: List[ctypes.c_void_p] = []  # the library's client, until disconnected
+        # Calls under way, by number: the thread, and the flag that ends its wait.
         self._calls: Dict[int, Tuple[int, Optional[ctypes.c_int]]] = {}
-        self._blocks: Dict[int, _Block] = {}  # what buffers hold, by number
+        self._blocks: Dict[int, _Block] = {}  # memory of buffers, by number
         self._numbers = itertools.count(1)
 
     def _after_fork_in_child(self) -> None:
-        """All of it is the parent's, its lock may be held and its calls be under way by threads that are not here."""
+        """Drops the parent's state: threads missing in the child may hold the lock, or have calls under way."""
         self._reset()
         self._forked = True
 
@@ -110,12 +109,12 @@ class Client(Figures):
         return Error(Code.FAILED_PRECONDITION, "the client is closed")
 
     def _using(self, give_up: Optional[ctypes.c_int] = None) -> Call:
-        """Around calls of the library: gives them its client, which lives until they are done. `give_up` as in
+        """Wraps calls of the library: the library's client stays alive until the calls are done. `give_up` as in
         vrambroker_malloc_until()."""
         return Call(self, self._check_open, give_up)
 
     def _inside(self) -> Call:
-        """The same, also of a closed client that still has memory."""
+        """Like _using(), also for a closed client with memory left."""
         return Call(self, always)
 
     def _check_open(self) -> bool:
@@ -124,7 +123,7 @@ class Client(Figures):
         return True
 
     def _end_call(self, number: int) -> None:
-        """The second time: nothing."""
+        """Ends a call. Does nothing the second time."""
         if self._calls.pop(number, None) is None or self._open:
             return
         with self._idle:
@@ -132,12 +131,11 @@ class Client(Figures):
         self._settle()
 
     def close(self) -> None:
-        """Gives back what its buffers hold, and ends the session, after calls of other threads have ended; those that
-        wait for memory fail. Called inside another call of the same thread, as by a signal's handler, it leaves that to
-        the end of that one; in on_lost and log, to the calls of other threads. The buffers cannot be used any more. Memory
-        that memoryviews, arrays or GPU libraries may still use stays where it is; it goes back, and the session ends,
-        with the last of them: see Buffer. A daemon that does not answer is waited for for seconds; it hears of it when it
-        answers again."""
+        """Gives back the buffers' memory, and ends the session, after calls of other threads have ended; calls waiting for
+        memory fail. Inside another call of the same thread, as from a signal handler, close() leaves the work to the end of
+        the outer call; inside on_lost and log, to the calls of other threads. The buffers become unusable. Memory still used
+        by memoryviews, arrays or GPU libraries stays in place; the last user gives the memory back and ends the session: see
+        Buffer. close() waits for seconds for an unresponsive daemon; the daemon learns of the end when it answers again."""
         try:
             with self._idle:
                 self._open = False
@@ -148,27 +146,27 @@ class Client(Figures):
         finally:
             self._settle()
         with self._idle:
-            self._wait_for_others()  # who may have been faster
+            self._wait_for_others()  # another thread may settle first
 
     def _wait_for_others(self) -> None:
-        """REQUIRES: the lock is held."""
+        """Caller holds the lock."""
         if getattr(_callback, "is_running", False):
-            return  # the library, and so they, may wait for the end of the callback
+            return  # the library, and so the calls, may wait for the callback's end
         me = threading.get_ident()
         while any(thread != me for thread, _ in list(self._calls.values())):
             if sys.is_finalizing():
-                return  # their threads do not run any more
+                return  # the calls' threads no longer run
             self._idle.wait(SLICE)
 
     def _settle(self) -> None:
-        """Of a closed client, when no call is under way: gives back what its buffers hold, and ends the session unless
-        somebody may still use some of it."""
+        """Gives back the buffers' memory of a closed client without calls under way. Ends the session unless memory may
+        still be in use."""
         with Call(self, self._has_to_settle) as handle:
             if handle is not None and self._blocks:
                 self._give_back_all(handle)
             elif handle is not None:
                 self._disconnect()
-        # The end of this call has come here again.
+        # The end of the call has run _settle() again.
 
     def _has_to_settle(self) -> bool:
         if self._open or len(self._calls) > 1 or not self._session:
@@ -177,9 +175,9 @@ class Client(Figures):
 
     def _give_back_all(self, handle: ctypes.c_void_p) -> None:
         self._library.lib.vrambroker_begin_disconnect(handle)
-        for number in list(self._blocks):  # others may give back at the same time
+        for number in list(self._blocks):  # other threads may give back at once
             self._give_back(number)
-        if self._blocks:  # others may have what is in the cache
+        if self._blocks:  # gives the cache to other sessions
             self._library.lib.vrambroker_empty_cache(handle, ctypes.byref(ctypes.c_uint64()))
 
     def _disconnect(self) -> None:
@@ -189,30 +187,30 @@ class Client(Figures):
             self._library.check(code)
             return
 
-        # The library waits for its callbacks: whatever ends in one must not wait for the library.
+        # The library waits for its callbacks: a client ending in a callback must not wait for the library.
         def disconnect_apart(session: ctypes.c_void_p) -> None:
             disconnect(session)
             _called.pop(id(options))
 
-        with contextlib.suppress(IndexError):  # somebody has
+        with contextlib.suppress(IndexError):  # another thread disconnects
             session = self._session.pop()
             thread = threading.Thread(target=disconnect_apart, args=(session,), daemon=True)
             _ending.add(thread)
             try:
                 thread.start()
-            except RuntimeError:  # there is none to be had
+            except RuntimeError:  # no thread is available
                 self._session.append(session)
                 raise
 
     def _abandon(self) -> None:
-        """After close(): ends the session, in so far as nobody uses its memory any more."""
+        """Ends the session after close(), forgetting the blocks left."""
         with self._idle:
             self._wait_for_others()
             self._blocks.clear()
         self._settle()
 
     def _give_back(self, number: int) -> None:
-        """Of a closed client: a buffer's block, unless somebody may still use it."""
+        """Gives back a buffer's block of a closed client, unless the block may still be in use."""
         with self._inside() as handle:
             with self._idle:
                 block = self._blocks.get(number)
@@ -221,7 +219,7 @@ class Client(Figures):
             self._return(handle, number, block)
 
     def _return(self, handle: ctypes.c_void_p, number: int, block: "_Block", stream: Optional[int] = None) -> None:
-        """Error only while the client is open."""
+        """Returns a block to the library. Raises Error only while the client is open."""
         lib, take = self._library.lib, iter(functools.partial(self._blocks.pop, number), None)
         if stream is None:
             call = map(lib.vrambroker_return_segment if block.whole else lib.vrambroker_free, itertools.repeat(handle), take)
@@ -241,12 +239,12 @@ class Client(Figures):
         self.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # a child made by fork(), or an interpreter that is ending
+        with contextlib.suppress(Exception):  # in a child made by fork(), or in an ending interpreter
             self.close()
 
     @property
     def warnings(self) -> List[str]:
-        """A sentence for each setting of the allocator that has no effect."""
+        """A sentence for each allocator setting without effect."""
         found: List[str] = []
         with self._using() as handle:
             while True:
@@ -256,15 +254,16 @@ class Client(Figures):
                 found.append(text.decode(errors="replace"))
 
     def malloc(self, bytes: Union[int, str], device: Optional[int] = None, stream: Any = 0) -> "Buffer":  # noqa: A002
-        """At least 1 byte, as a number or a text such as "24MiB", of the first device by default. `stream` is what the memory is for: a cudaStream_t, or an object
-        such as torch.cuda.Stream; None is the default stream. OutOfMemoryError when there is none. A signal's handler runs
-        while the main thread waits for memory, and what it raises ends the waiting."""
+        """Allocates at least 1 byte, given as a number or a text such as "24MiB", on the first device by default. `stream` will
+        use the memory: a cudaStream_t, or an object such as torch.cuda.Stream; None is the default stream. Raises
+        OutOfMemoryError if the device has no memory. Signal handlers run while the main thread waits for memory; an exception
+        from a handler ends the wait."""
         number = 0 if stream is None else _library.stream_number(stream)
         return self._obtain("vrambroker_malloc_until", bytes, device, ctypes.c_void_p(number))
 
     def lease_segment(self, bytes: Union[int, str], device: Optional[int] = None) -> "Buffer":  # noqa: A002
-        """A whole segment, rounded up to 2 MiB, of the first device by default, for programs with an allocator of their own.
-        A round trip to the daemon, both ways."""
+        """Leases a whole segment, rounded up to 2 MiB, on the first device by default, for programs with their own allocator.
+        Leasing and returning each take a round trip to the daemon."""
         return self._obtain("vrambroker_lease_segment_until", bytes, device, whole=True)
 
     def _obtain(self, function: str, bytes: Union[int, str], device: Optional[int], *arguments: Any, whole: bool = False) -> "Buffer":  # noqa: A002
@@ -278,7 +277,7 @@ class Client(Figures):
             return obtain(None)
         if threading.get_ident() != threading.main_thread().ident:
             return obtain(ctypes.c_int())
-        # Python's handlers of signals run on its main thread, and not while that is in the library: it does not wait there.
+        # Python runs signal handlers on the main thread, and not inside the library: so the main thread never waits there.
         try:
             return obtain(ctypes.c_int(1))
         except Error as error:
@@ -290,7 +289,7 @@ class Client(Figures):
                      give_up: Optional[ctypes.c_int]) -> "Buffer":
         buffer = Buffer(self, next(self._numbers), arguments[0], arguments[1])
         block = _Block(whole)
-        # Before the library says where it is: a signal's handler may raise as soon as it has.
+        # Register the block before the library sets its address: a signal handler may raise right afterwards.
         self._blocks[buffer._number] = block
         flag = None if give_up is None else ctypes.byref(give_up)
         try:
@@ -316,13 +315,13 @@ class Client(Figures):
         try:
             request.start()
             while not request.done.wait(SLICE):
-                if self._forked:  # by a signal's handler: the thread is the parent's
+                if self._forked:  # in a signal handler: the thread is the parent's
                     raise self._closed_error()
         except BaseException as error:
             if isinstance(error, RuntimeError) and request.ident is None:
                 return obtain(ctypes.c_int())  # no thread can be started, as while the interpreter ends
             request.give_up.value = 1
-            del request  # the traceback would keep its buffer
+            del request  # the traceback would keep the request's buffer
             raise
         if request.error is not None:
             raise request.error
@@ -333,12 +332,12 @@ class Client(Figures):
         return f"<vrambroker.Client {self.name if self._open else 'closed'}>"
 
 
-_callback = threading.local()  # is_running: this thread is the library's
+_callback = threading.local()  # is_running: the thread runs a callback
 
 
 def _from_library(function: "Callable[..., None]") -> "Callable[..., None]":
     def call(*arguments: object) -> None:
-        outer = getattr(_callback, "is_running", False)  # a client made in one calls `log`, too
+        outer = getattr(_callback, "is_running", False)  # a client made in a callback calls `log`, too
         _callback.is_running = True
         try:
             function(*arguments)
@@ -348,15 +347,15 @@ def _from_library(function: "Callable[..., None]") -> "Callable[..., None]":
     return call
 
 
-# The functions that the library calls, until it has ended their sessions. A client may go before: with the last
-# reference to it in one of them, while another runs or is about to.
-_called: Dict[int, _library.Options] = {}  # by what id() says of each
-_ending: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()  # what ends sessions apart from their callbacks
+# Options with the functions called by the library, until the library has ended their sessions. A client may be destroyed
+# earlier: a function may drop the last reference to the client, while another function runs or is about to run.
+_called: Dict[int, _library.Options] = {}  # by id() of the options
+_ending: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()  # threads ending sessions outside of callbacks
 _clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    # A thread of the library must not call into an interpreter that is ending.
+    # A thread of the library must not call into an ending interpreter.
     for client in list(_clients):
         if client._calls_back:
             with contextlib.suppress(Error):
@@ -364,7 +363,7 @@ def _at_exit() -> None:
             with contextlib.suppress(Error):
                 client._abandon()
     for thread in list(_ending):
-        with contextlib.suppress(RuntimeError):  # it has not been started
+        with contextlib.suppress(RuntimeError):  # not started yet
             thread.join()
 
 
@@ -380,7 +379,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def _view_ended(reference: "weakref.ref[Client]", number: int) -> None:
     client = reference()
     if client is not None and not client._open:
-        with contextlib.suppress(Exception):  # as Buffer.__del__()
+        with contextlib.suppress(Exception):  # like Buffer.__del__()
             client._give_back(number)
 
 
@@ -396,7 +395,7 @@ def make_options(*, limit: Union[int, float, str, None], guarantee: Union[int, f
                  name: Optional[str], socket_dir: Union[str, "os.PathLike[str]", None], wait: Union[float, str, None],
                  alloc_conf: Optional[str], connect_timeout: Union[float, str, None],
                  library: Union[str, "os.PathLike[str]", None]) -> _library.Options:
-    """As Client takes them."""
+    """Converts the arguments of Client."""
     options = _library.Options()
     options.abi_version = _library.ABI_VERSION
     if socket_dir is not None and not isinstance(socket_dir, (str, bytes, os.PathLike)):
@@ -419,15 +418,15 @@ def _encoded(argument: str, text: Optional[str]) -> Optional[bytes]:
 
 
 class _Block:
-    """What a buffer holds. Guarded by its client's lock."""
+    """Memory of a buffer. Guarded by the client's lock."""
 
     __slots__ = ("_as_parameter_", "whole", "view", "lent")
 
     def __init__(self, whole: bool) -> None:
-        self._as_parameter_ = ctypes.c_void_p()  # its address: what ctypes passes for this object
-        self.whole = whole  # of lease_segment()
-        self.view: Optional[Callable[[], Any]] = None  # a weak reference to what memoryview() hands out
-        self.lent = False  # its address went to a GPU library
+        self._as_parameter_ = ctypes.c_void_p()  # the address, passed by ctypes for this object
+        self.whole = whole  # leased by lease_segment()
+        self.view: Optional[Callable[[], Any]] = None  # a weak reference to the array of memoryview()
+        self.lent = False  # a GPU library got the address
 
     @property
     def pointer(self) -> int:
@@ -442,17 +441,17 @@ class _Block:
 
 class Buffer:
     """Memory of a device, given back by free(), at the end of a `with` block, with this object, or when its client is
-    closed. `bytes` is the size as asked for.
+    closed. `bytes` is the requested size.
 
-    Closing the client leaves two kinds of memory in place until they are done: what a memoryview or an array shows, until
-    the last one has gone; and what __cuda_array_interface__ was asked for, until this object has gone or is freed.
+    Closing the client leaves two kinds of memory in place: memory shown by memoryviews or arrays, until the last of them is
+    gone; and memory handed out by __cuda_array_interface__, until this object is gone or freed.
     """
 
     def __init__(self, client: Client, number: int, bytes: int, device: int) -> None:  # noqa: A002
         self.client = client
         self.bytes = bytes
         self.device = device
-        self._number = number  # of the client's block
+        self._number = number  # key of the client's block
         self._freed = False
 
     def __len__(self) -> int:
@@ -460,7 +459,7 @@ class Buffer:
 
     @property
     def pointer(self) -> int:
-        """The address: a device pointer on cuda, ordinary memory on a host device. 0 when it was given back."""
+        """The address: a device pointer on cuda, ordinary memory on a host device. 0 once the memory was given back."""
         block = self.client._blocks.get(self._number)
         return 0 if block is None else block.pointer
 
@@ -475,7 +474,7 @@ class Buffer:
 
     @contextlib.contextmanager
     def _exporting(self) -> Iterator[_Block]:
-        """Holds the client's lock, so that close() sees what is exported here."""
+        """Holds the client's lock, so that close() sees the export."""
         with self.client._idle:
             self._address()
             block = self.client._blocks.get(self._number)
@@ -484,16 +483,17 @@ class Buffer:
             yield block
 
     def _check_range(self, offset: int, count: int) -> None:
-        # The library knows the block only, which is rounded up.
+        # The library knows only the rounded block.
         if offset + count > self.bytes:
             raise Error(Code.OUT_OF_RANGE, f"bytes [{offset}, +{count}) are outside the buffer of {self.bytes} bytes")
 
     def free(self, stream: Any = None) -> None:
-        """Gives it back; `stream` is one that used it last, beside its own, as malloc() takes it; of a segment of
-        lease_segment(), the only one that is waited for. A remote client waits for what was queued on that. A second time:
-        nothing. TypeError for what is no stream, BufferError while a memoryview or array of it is alive, FAILED_PRECONDITION
-        where a remote client cannot wait, as while a CUDA graph is captured on `stream`: then nothing happens. Of a closed
-        client no error, it then goes back with the last of them."""
+        """Gives the memory back; does nothing the second time. `stream`, as for malloc(), used the memory last, beside the
+        buffer's own stream; for a segment of lease_segment(), no other stream is waited for. A remote client waits for work
+        queued on `stream`. Raises TypeError for a value that is not a stream, BufferError while a memoryview or array of the
+        buffer is alive, FAILED_PRECONDITION if a remote client cannot wait, as while a CUDA graph is captured on `stream`;
+        after an error nothing was freed. On a closed client a live memoryview or array is no error: the last of them gives
+        the memory back."""
         number = None if stream is None else _library.stream_number(stream)
         client = self.client
         with client._inside() as handle:
@@ -509,13 +509,13 @@ class Buffer:
             client._return(handle, self._number, block, number)
 
     def record_stream(self, stream: Any) -> None:
-        """`stream`, as malloc() takes it, uses the memory, too: after free() it is not reused before the work queued
-        there until then is done."""
+        """Notes that `stream`, as for malloc(), uses the memory, too: after free() the memory is not reused before the work
+        queued on `stream` until then is done."""
         number = ctypes.c_void_p(_library.stream_number(stream))
         self.client._call("vrambroker_record_stream", self._address(), number)
 
     def write(self, data: Any, offset: int = 0) -> None:
-        """Copies a bytes-like object into [offset, offset + its size). On any device; done when it returns."""
+        """Copies a bytes-like object into [offset, offset + its size), on any device. The copy is done on return."""
         with memoryview(data) as view:
             raw = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
             self._check_range(_count("offset", offset), len(raw))
@@ -526,7 +526,7 @@ class Buffer:
             raw.release()
 
     def read(self, bytes: Optional[int] = None, offset: int = 0) -> bytes:  # noqa: A002
-        """The bytes of [offset, offset + bytes), by default all from offset on."""
+        """Returns the bytes of [offset, offset + bytes), by default all bytes from `offset` on."""
         wanted = _count("bytes", max(0, self.bytes - offset) if bytes is None else bytes)
         self._check_range(_count("offset", offset), wanted)
         into = ctypes.create_string_buffer(wanted)
@@ -534,8 +534,8 @@ class Buffer:
         return into.raw
 
     def memoryview(self) -> memoryview:
-        """The memory itself, writable, on a host device; TypeError on a GPU, where read() and write() copy. It keeps the
-        buffer alive."""
+        """Returns a writable view of the memory on a host device. The view keeps the buffer alive. Raises TypeError on a GPU,
+        where read() and write() copy."""
         if self.client.device(self.device).kind != "host":
             raise TypeError("memoryview: the memory is on a GPU: use read(), write() or __cuda_array_interface__")
         with self._exporting() as block:
@@ -548,14 +548,14 @@ class Buffer:
             return memoryview(array).cast("B")
 
     def numpy(self, dtype: Any = "uint8") -> Any:
-        """A numpy array over memoryview(). ImportError without NumPy."""
+        """Returns a NumPy array over memoryview(). Raises ImportError without NumPy."""
         import numpy
 
         return numpy.frombuffer(self.memoryview(), dtype=dtype)
 
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:
-        """For CuPy, Numba and torch.as_tensor(): bytes on the GPU. They must not outlive the buffer."""
+        """Bytes on the GPU, for CuPy, Numba and torch.as_tensor(). Arrays made from the bytes must not outlive the buffer."""
         if self.client.device(self.device).kind != "cuda":
             raise AttributeError("__cuda_array_interface__: the memory is not on a GPU")
         with self._exporting() as block:

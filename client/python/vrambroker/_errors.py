@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls of the library raise, and what the report of a refusal consists of."""
+"""Errors raised by calls of the library, and the parts of a refusal's report."""
 from __future__ import annotations
 
 import enum
@@ -7,7 +7,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple, Type
 
 
 class Code(enum.IntEnum):
-    """What went wrong: those of gRPC's status codes that the library uses."""
+    """Kinds of errors: the gRPC status codes used by the library."""
 
     OK = 0
     CANCELLED = 1
@@ -26,7 +26,7 @@ class Code(enum.IntEnum):
 
 
 class Error(Exception):
-    """A call failed. `code` says how a program may react, the text what to do. What is held stays usable."""
+    """A call failed. `code` says how a program may react, the text what to do. Memory held stays usable."""
 
     def __init__(self, code: int, message: str) -> None:
         try:
@@ -37,7 +37,7 @@ class Error(Exception):
         super().__init__(f"{self.code.name}: {message}")
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        # For copies, and what another process gets of it: `args` has the text alone.
+        # Serves copying and pickling: `args` has only the text.
         return type(self), (self.code, self.message), self.__dict__
 
 
@@ -45,49 +45,49 @@ class Error(Exception):
 
 
 class Holder(NamedTuple):
-    """A session that holds memory of the device."""
+    """A session holding memory of the device."""
 
-    client: str  # its name
+    client: str  # the session's name
     reserved_bytes: int
     allocated_bytes: int
 
 
 class IdleHolder(NamedTuple):
-    """Idle bytes of another session that were not to be had."""
+    """Idle bytes of another session, unavailable to the request."""
 
-    client: str  # its name
+    client: str  # the session's name
     idle_bytes: int
     why: str  # "WITHIN_GUARANTEE", "IN_PART_USED", "DID_NOT_ANSWER", "DISCONNECTED", "NOT_ASKED" or "KEPT"
 
 
 class PinningBlock(NamedTuple):
-    """A block in use that keeps its segment from being given back."""
+    """A block in use that keeps its segment from going back."""
 
-    address: int  # a label, as in snapshots; no pointer
+    address: int  # a label as in snapshots, not a pointer
     block_bytes: int
-    held_seconds: int  # since it was handed out
-    scope: str  # in which it was allocated; "": none
+    held_seconds: int  # since the block was handed out
+    scope: str  # scope of the allocation; "": none
 
 
 class PinnedSegment(NamedTuple):
     """A segment of the session with holes between its blocks."""
 
-    address: int  # a label, as in snapshots; no pointer
+    address: int  # a label as in snapshots, not a pointer
     segment_bytes: int
     hole_bytes: int
     largest_hole_bytes: int
-    pinning_blocks: int  # how many blocks are in use in it
-    longest_held: Tuple[PinningBlock, ...]  # of these, at most 3, the one held for longest first
+    pinning_blocks: int  # number of blocks in use in the segment
+    longest_held: Tuple[PinningBlock, ...]  # at most 3 of the blocks in use, longest held first
 
 
 class ScopeUse(NamedTuple):
-    """What a scope holds (memory_scope()), without the scopes within it."""
+    """Memory held by a scope (memory_scope()), without the scopes nested inside."""
 
-    scope: str  # its name, or the end of a long one; "": what is in none
+    scope: str  # name, or the end of a long name; "": memory in no scope
     allocated_bytes: int
-    bytes_at_peak: int  # when the session's allocated bytes on the device were at their peak
-    blocks: int  # in use
-    pinned_hole_bytes: int  # holes of the segments that its blocks keep from being given back
+    bytes_at_peak: int  # at the peak of the session's allocated bytes on the device
+    blocks: int  # blocks in use
+    pinned_hole_bytes: int  # holes of segments kept from going back by the scope's blocks
 
 
 _LISTS: Dict[str, Type[Any]] = {"largest_holders": Holder, "idle_holders": IdleHolder, "pinned_segments": PinnedSegment,
@@ -95,18 +95,18 @@ _LISTS: Dict[str, Type[Any]] = {"largest_holders": Holder, "idle_holders": IdleH
 
 
 def _typed(name: str, value: Any) -> Any:
-    """The field `name` of a report as Python has it."""
+    """Converts the field `name` of a report to Python's types."""
     kind = _LISTS.get(name)
     if kind is None:
         return value
-    # A newer library may say more.
+    # A newer library may send more fields.
     return tuple(kind(**{field: _typed(field, item[field]) for field in kind._fields}) for item in value)
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """A device has no memory for a request. Its attributes are the fields of vrambroker_out_of_memory (vrambroker.h), and
-    the rest of the report, as `vramctl ooms --format=json` has it (client/JSON.md). In bytes where they end in _bytes;
-    `cause` is "LIMIT", "CAPACITY", "FRAGMENTATION", "LARGER_THAN_DEVICE" or "UNKNOWN". It can be copied and pickled.
+    """A device has no memory for a request. Attributes are the fields of vrambroker_out_of_memory (vrambroker.h), and the
+    rest of the report, as in `vramctl ooms --format=json` (client/JSON.md). Attributes ending in _bytes are in bytes; `cause`
+    is "LIMIT", "CAPACITY", "FRAGMENTATION", "LARGER_THAN_DEVICE" or "UNKNOWN". The error can be copied and pickled.
     """
 
     cause: str
@@ -134,24 +134,24 @@ class OutOfMemoryError(Error, MemoryError):
     holes: int
     hole_segments: int
     explanation: str
-    # Of the report alone. So they stay where the process had no memory left to keep it.
-    largest_holders: Tuple[Holder, ...] = ()  # sessions that have reserved most on the device, at most 3, largest first
-    idle_holders: Tuple[IdleHolder, ...] = ()  # who has idle_elsewhere_bytes, at most 5, most bytes first
-    pinned_segments: Tuple[PinnedSegment, ...] = ()  # at most 3 of hole_segments, the one with most bytes of holes first
-    scope: str = ""  # of the request; "": none
-    scopes: Tuple[ScopeUse, ...] = ()  # at most 3, those that hold or pin most first; none without memory_scope()
-    user_limit_bytes: int = 0  # what the user's sessions may have together; 0: no such limit
-    user_reserved_bytes: int = 0  # what they have, or what is guaranteed to them; 0 without such a limit
-    claim: str = ""  # the session's, whose limit it shares; "": it is in none
-    claim_limit_bytes: int = 0  # what the claim's sessions may have together
-    claim_reserved_bytes: int = 0  # what they have, or what is guaranteed to them
-    refusal: int = 0  # its number, from 1 since the daemon started: `vramctl ooms --diagnose N`; 0: it is not on record
+    # Fields of the report alone. Defaults stay if the process had no memory left to keep the report.
+    largest_holders: Tuple[Holder, ...] = ()  # at most 3 sessions with most reserved bytes on the device, largest first
+    idle_holders: Tuple[IdleHolder, ...] = ()  # sessions with idle_elsewhere_bytes, at most 5, most bytes first
+    pinned_segments: Tuple[PinnedSegment, ...] = ()  # at most 3 of hole_segments, most bytes of holes first
+    scope: str = ""  # scope of the request; "": none
+    scopes: Tuple[ScopeUse, ...] = ()  # at most 3, most held or pinned first; none without memory_scope()
+    user_limit_bytes: int = 0  # limit of the user's sessions together; 0: no limit
+    user_reserved_bytes: int = 0  # reserved by the user's sessions, or guaranteed to them; 0 without a user limit
+    claim: str = ""  # the session's claim, sharing a limit; "": no claim
+    claim_limit_bytes: int = 0  # limit of the claim's sessions together
+    claim_reserved_bytes: int = 0  # reserved by the claim's sessions, or guaranteed to them
+    refusal: int = 0  # the refusal's number, from 1 since the daemon started: `vramctl ooms --diagnose N`; 0: not on record
 
     def __init__(self, message: str, fields: Dict[str, Any], report: Optional[Dict[str, Any]] = None) -> None:
-        """`fields` of the struct, and the whole `report` as it was read from JSON."""
+        """Takes the struct's `fields`, and the whole `report` read from JSON."""
         if report is not None:
             own = {name: _typed(name, report[name]) for name in OutOfMemoryError.__annotations__ if name in report}
-            fields = {**own, "cause": fields["cause"]}  # which has a name for causes of a newer daemon
+            fields = {**own, "cause": fields["cause"]}  # the struct has a name for causes of a newer daemon
         advice = fields["advice"]
         super().__init__(Code.RESOURCE_EXHAUSTED, message if not advice or advice in message else f"{message}. {advice}")
         self.__dict__.update(fields)
