@@ -254,8 +254,8 @@ class Client(Figures):
                 found.append(text.decode(errors="replace"))
 
     def malloc(self, bytes: Union[int, str], device: Optional[int] = None, stream: Any = 0) -> "Buffer":  # noqa: A002
-        """Allocates at least 1 byte, given as a number or a text such as "24MiB", on the first device by default. `stream` will
-        use the memory: a cudaStream_t, or an object such as torch.cuda.Stream; None is the default stream. Raises
+        """Allocates at least 1 byte, given as a number or a text such as "24MiB", on the first device by default. `stream`
+        will use the memory: a cudaStream_t, or an object such as torch.cuda.Stream; None is the default stream. Raises
         OutOfMemoryError if the device has no memory. Signal handlers run while the main thread waits for memory; an exception
         from a handler ends the wait."""
         number = 0 if stream is None else _library.stream_number(stream)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client can be asked: its devices, figures and recordings, with PyTorch's names."""
+"""Queries of a client: devices, figures and recordings, under PyTorch's names."""
 from __future__ import annotations
 
 import ctypes
@@ -12,16 +12,16 @@ from typing import Any, ContextManager, Dict, List, NamedTuple, Optional, Tuple,
 from . import _library
 from ._errors import Code, Error
 
-_MAX_ENTRIES = 1_000_000  # that the library keeps
+_MAX_ENTRIES = 1_000_000  # kept by the library at most
 
 
 class Device(NamedTuple):
-    """One device of the daemon. Sizes are bytes."""
+    """A device of the daemon. Sizes are bytes."""
 
     ordinal: int
     total_bytes: int
-    capacity_bytes: int  # what the daemon hands out of it
-    # When this was asked: the session's, which an operator may change, or that of set_per_process_memory_fraction().
+    capacity_bytes: int  # handed out by the daemon at most
+    # At the time of the query: the session's limit, changeable by an operator, or set_per_process_memory_fraction()'s.
     limit_bytes: int
     kind: str  # "host" or "cuda"
     uuid: str
@@ -29,7 +29,7 @@ class Device(NamedTuple):
 
 
 class Figures:
-    """What a client of the library can be asked; subclasses say which one. A `device` is an ordinal; None is the first."""
+    """Queries of a client of the library; subclasses provide the client. A `device` is an ordinal; None is the first."""
 
     _library: _library.Library
 
@@ -41,7 +41,7 @@ class Figures:
             self._library.check(getattr(self._library.lib, function)(handle, *arguments))
 
     def _text(self, function: str, *arguments: Any) -> bytes:
-        """Of a function that fills a buffer, which may have grown out of the one that it asked for."""
+        """Calls a function that fills a buffer. The text may outgrow the buffer size reported before."""
         size = 8192
         while True:
             text = ctypes.create_string_buffer(size)
@@ -56,20 +56,20 @@ class Figures:
 
     @property
     def name(self) -> str:
-        """As the daemon made it unique among its sessions."""
+        """The session's name, made unique by the daemon."""
         session = _library.Session()
         self._call("vrambroker_get_session", ctypes.byref(session))
         return session.name.decode()
 
     @property
     def devices(self) -> List[Device]:
-        """The daemon's devices, by ordinal, with the limits as they are now."""
+        """The daemon's devices, by ordinal, with their present limits."""
         count = ctypes.c_int()
         self._call("vrambroker_device_count", ctypes.byref(count))
         return [self.device(ordinal) for ordinal in range(count.value)]
 
     def device(self, ordinal: int) -> Device:
-        """Error NOT_FOUND when there is no such device."""
+        """Returns a device. Raises Error NOT_FOUND for an unknown ordinal."""
         if ordinal is None:
             raise TypeError("ordinal: None is not an integer")
         info = _library.Device()
@@ -77,7 +77,7 @@ class Figures:
         return Device(**info.fields())
 
     def status(self) -> None:
-        """Returns while the session lives; else raises the Error that says why it does not."""
+        """Returns while the session lives; else raises an Error with the reason of its end."""
         self._call("vrambroker_status")
 
     def empty_cache(self) -> int:
@@ -87,34 +87,34 @@ class Figures:
         return released.value
 
     def memory_info(self, device: Optional[int] = None) -> Tuple[int, int]:
-        """(free, total) in bytes: what Device.limit_bytes leaves beyond what is allocated, and that limit."""
+        """Returns (free, total) in bytes: Device.limit_bytes minus the allocated bytes, and Device.limit_bytes."""
         free, total = ctypes.c_uint64(), ctypes.c_uint64()
         self._call("vrambroker_memory_info", _library.ordinal(device), ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
     def memory_stats(self, device: Optional[int] = None) -> Dict[str, int]:
-        """All keys of torch.cuda.memory_stats(), with its meanings: {"allocated_bytes.all.current": 5120, ...}."""
+        """All keys of torch.cuda.memory_stats(), with PyTorch's meanings: {"allocated_bytes.all.current": 5120, ...}."""
         return json.loads(self._text("vrambroker_memory_stats_json", _library.ordinal(device)))
 
     def memory_summary(self, device: Optional[int] = None, abbreviated: bool = False) -> str:
-        """The table of torch.cuda.memory_summary(), which `vramctl summary` prints, too. `abbreviated`: without its rows by
-        pool. It ends in a newline."""
+        """Returns the table of torch.cuda.memory_summary(), as printed by `vramctl summary`. `abbreviated`: without the rows
+        by pool. The table ends in a newline."""
         return self._text("vrambroker_memory_summary", _library.ordinal(device), int(bool(abbreviated))).decode()
 
     def memory_allocated(self, device: Optional[int] = None) -> int:
-        """Bytes in blocks handed out, rounded as the allocator does: "allocated_bytes.all.current" of memory_stats()."""
+        """Bytes in blocks handed out, as rounded by the allocator: "allocated_bytes.all.current" of memory_stats()."""
         return self._main_stats(device).allocated_bytes
 
     def max_memory_allocated(self, device: Optional[int] = None) -> int:
-        """The most of memory_allocated(), in bytes, since the client began or reset_peak_memory_stats()."""
+        """Peak of memory_allocated(), in bytes, since the client began or reset_peak_memory_stats()."""
         return self._main_stats(device).allocated_bytes_peak
 
     def memory_reserved(self, device: Optional[int] = None) -> int:
-        """Bytes in segments held, in use or not: what counts against the limit."""
+        """Bytes in segments held, in use or not. Reserved bytes count against the limit."""
         return self._main_stats(device).reserved_bytes
 
     def max_memory_reserved(self, device: Optional[int] = None) -> int:
-        """The most of memory_reserved(), in bytes, since the client began or reset_peak_memory_stats()."""
+        """Peak of memory_reserved(), in bytes, since the client began or reset_peak_memory_stats()."""
         return self._main_stats(device).reserved_bytes_peak
 
     def _main_stats(self, device: Optional[int]) -> _library.MemoryStats:
@@ -123,11 +123,12 @@ class Figures:
         return stats
 
     def set_per_process_memory_fraction(self, fraction: float, device: Optional[int] = None) -> None:
-        """As torch.cuda.set_per_process_memory_fraction(), of this client: from now on it reserves at most this fraction
-        (a float from 0.0 to 1.0) of the device's capacity, and never more than the session's limit; 1.0 ends that. What is
-        held beyond it stays. A request that does not fit is an OutOfMemoryError with the cause LIMIT, whose limit_bytes
-        is this one; the daemon does not hear of it. Any thread may call it. TypeError and ValueError for what is no such
-        fraction; Error FAILED_PRECONDITION of a remote session, which the daemon alone bounds."""
+        """Like torch.cuda.set_per_process_memory_fraction(), for this client: from now on the client reserves at most this
+        fraction (a float from 0.0 to 1.0) of the device's capacity, and never more than the session's limit; 1.0 ends the
+        restriction. Memory held beyond the fraction stays. A request exceeding the fraction raises OutOfMemoryError with the
+        cause LIMIT and the reduced limit in limit_bytes; the daemon does not hear of the request. Any thread may call the
+        function. Raises TypeError and ValueError for an invalid fraction, and Error FAILED_PRECONDITION in a remote session,
+        bounded by the daemon alone."""
         if not isinstance(fraction, float):
             raise TypeError(f"fraction: {fraction!r} is not a float, such as 0.5")
         if not 0.0 <= fraction <= 1.0:
@@ -135,16 +136,16 @@ class Figures:
         self._call("vrambroker_set_memory_fraction", fraction, _library.ordinal(device))
 
     def reset_peak_memory_stats(self, device: Optional[int] = None) -> None:
-        """Peaks begin again at what is now."""
+        """Restarts the peaks at the present figures."""
         self._call("vrambroker_reset_peak_memory_stats", _library.ordinal(device))
 
     def reset_memory_stats(self, device: Optional[int] = None) -> None:
-        """The same, and the totals begin again at 0."""
+        """Restarts the peaks at the present figures, and the totals at 0."""
         self._call("vrambroker_reset_memory_stats", _library.ordinal(device))
 
     def reset_accumulated_memory_stats(self, device: Optional[int] = None) -> None:
-        """The totals ("allocated", "freed", "num_...") begin again at 0, the peaks stay. Error FAILED_PRECONDITION of a
-        remote session, which has reset_memory_stats()."""
+        """Restarts the totals ("allocated", "freed", "num_...") at 0; the peaks stay. Raises Error FAILED_PRECONDITION in a
+        remote session: use reset_memory_stats() there."""
         self._call("vrambroker_reset_accumulated_memory_stats", _library.ordinal(device))
 
     # ---- Recordings ----
@@ -154,23 +155,24 @@ class Figures:
                               clear_history: bool = False, compile_context: bool = False,
                               global_record_annotations: bool = False,
                               skip_actions: Optional[List[str]] = None) -> None:
-        """As torch.cuda.memory._record_memory_history(): from now on each device keeps its last `max_entries` events for
-        dump_snapshot(), 1000000 at most, beside those that it has kept so far.
+        """Like torch.cuda.memory._record_memory_history(): from now on each device keeps its last `max_entries` events for
+        dump_snapshot(), 1000000 at most, beside the events kept so far.
 
-        enabled  "all" or True: that; None or False: ends it; "state": the same, since snapshots always have the state
+        enabled  "all" or True: records; None or False: ends the recording; "state": ends the recording, too, since snapshots
+                 always have the state
 
-        Other than PyTorch: ended, the session keeps again what the daemon's configuration has every session record
-        (record_events), not necessarily nothing. It is never cleared: clear_history=True is a ValueError. There are no
+        Differences from PyTorch: after the end, the session still keeps the events that the daemon's configuration has every
+        session record (record_events). The history is never cleared: clear_history=True is a ValueError. There are no
         tracebacks, and all devices record all actions: `context` (None, "state", "alloc" or "all"), `stacks` ("python" or
         "all"), `device`, `compile_context`, `global_record_annotations` and `skip_actions` have no effect.
 
-        Any thread may call it. TypeError and ValueError for wrong arguments; Error RESOURCE_EXHAUSTED when the remote
-        sessions of this user record as many events as the daemon allows."""
+        Any thread may call the function. Raises TypeError and ValueError for wrong arguments, and Error RESOURCE_EXHAUSTED
+        when the remote sessions of this user record as many events as the daemon allows."""
         if enabled is not None and not isinstance(enabled, (str, bool)):
             raise TypeError(f"enabled: {enabled!r} is neither None, \"state\" nor \"all\"")
         if isinstance(enabled, str) and enabled not in ("state", "all"):
             raise ValueError(f"enabled: {enabled!r} is neither None, \"state\" nor \"all\"")
-        # What PyTorch refuses must not pass here, or it is found out only when the program runs there.
+        # Arguments refused by PyTorch must not pass here, or the mistake shows only when the program runs on PyTorch.
         if context not in (None, "state", "alloc", "all"):
             raise ValueError(f"context: {context!r} is neither None, \"state\", \"alloc\" nor \"all\"")
         if stacks not in ("python", "all"):
@@ -185,19 +187,19 @@ class Figures:
         self._call("vrambroker_set_recording", min(max_entries, _MAX_ENTRIES) if records else 0)
 
     def dump_snapshot(self, filename: Union[str, bytes, "os.PathLike[Any]"] = "dump_snapshot.pickle") -> None:
-        """As torch.cuda.memory._dump_snapshot(): writes all devices' segments, blocks and recorded events as a file for
-        pytorch.org/memory_viz and `vramctl replay`. Other than PyTorch, a name that ends in ".json" makes it JSON, and
-        the file is whole at any time: an Error names it, and leaves what was there. A leasing session can do it after the
-        daemon has gone, too. Any thread may call it."""
+        """Like torch.cuda.memory._dump_snapshot(): writes all devices' segments, blocks and recorded events as a file for
+        pytorch.org/memory_viz and `vramctl replay`. Unlike with PyTorch, a name ending in ".json" writes JSON, and the file
+        is whole at any time: an Error names the file, and leaves its earlier contents. A leasing session can write snapshots
+        even after the daemon has gone. Any thread may call the function."""
         path = os.fsencode(filename)
         if b"\0" in path:
             raise ValueError(f"filename: {filename!r} has a null byte")
         self._call("vrambroker_dump_snapshot", path)
 
     def snapshot(self, device: Any = None) -> Dict[str, Any]:
-        """As torch.cuda.memory._snapshot(): what dump_snapshot() writes, of all devices whatever `device` is. Addresses
-        are labels, as in `vramctl map`, and no pointers."""
-        # By a file, since the text may have hundreds of megabytes.
+        """Like torch.cuda.memory._snapshot(): returns the contents of dump_snapshot(), always for all devices. Addresses are
+        labels, as in `vramctl map`, not pointers."""
+        # Uses a file, since the text may have hundreds of megabytes.
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "snapshot.json")
             self.dump_snapshot(path)
@@ -207,8 +209,8 @@ class Figures:
         return found
 
     def memory_snapshot(self) -> List[Dict[str, Any]]:
-        """As torch.cuda.memory_snapshot(): the segments of all devices with their blocks, by address. Sizes are bytes,
-        addresses labels, as in `vramctl map`, and no pointers."""
+        """Like torch.cuda.memory_snapshot(): returns the segments of all devices with their blocks, by address. Sizes are
+        bytes; addresses are labels, as in `vramctl map`, not pointers."""
         return _tuples(json.loads(self._text("vrambroker_snapshot_json", 0))["segments"])
 
     _record_memory_history = record_memory_history
@@ -217,7 +219,7 @@ class Figures:
 
 
 def _tuples(segments: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """With what JSON has no form for as PyTorch has it."""
+    """Restores PyTorch's tuples, which JSON cannot express."""
     for segment in segments:
         segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
     return segments

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libvrambroker.so.1 for Python: where it is, its structs. See vrambroker.h for what each means."""
+"""libvrambroker.so.1 for Python: its place and its structs. vrambroker.h describes the structs."""
 from __future__ import annotations
 
 import ctypes
@@ -13,7 +13,7 @@ from ._errors import Code, Error, OutOfMemoryError
 ABI_VERSION = 1
 LIBRARY_NAME = "libvrambroker.so.1"
 LIBRARY_VARIABLE = "VRAMBROKER_LIBRARY"
-_REPORT_BYTES = 8192  # that the report of a refusal is expected to have at most
+_REPORT_BYTES = 8192  # expected maximum of a refusal's report
 
 # ---- Structs ----
 
@@ -24,7 +24,7 @@ class _Struct(ctypes.Structure):
         self.struct_size = ctypes.sizeof(self)
 
     def fields(self) -> Dict[str, Any]:
-        """All but struct_size, texts as str."""
+        """Returns all fields but struct_size, texts as str."""
         values = {name: getattr(self, name) for name, _ in self._fields_[1:]}
         return {name: value.decode(errors="replace") if isinstance(value, bytes) else value
                 for name, value in values.items()}
@@ -165,19 +165,19 @@ def _declare(lib: ctypes.CDLL) -> None:
 # ---- Loading ----
 
 _loaded: Optional["Library"] = None
-_loading = threading.RLock()  # a signal's handler may load while the thread that it interrupted does
+_loading = threading.RLock()  # a signal handler may load inside an interrupted load of the same thread
 
 
 def _after_fork_in_child() -> None:
     global _loading
-    _loading = threading.RLock()  # another thread of the parent may have had it
+    _loading = threading.RLock()  # another thread of the parent may have held the lock
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Library:
-    """The loaded library. `path` is the file that was asked for."""
+    """The loaded library. `path` is the requested file."""
 
     def __init__(self, lib: ctypes.CDLL, path: str) -> None:
         self.lib = lib
@@ -188,7 +188,7 @@ class Library:
         return self.lib.vrambroker_version().decode()
 
     def last_error(self) -> Error:
-        """The last error of this thread."""
+        """Returns the last error of the calling thread."""
         code = self.lib.vrambroker_last_error_code()
         message = self.lib.vrambroker_last_error_message().decode(errors="replace")
         oom = OutOfMemory()
@@ -197,9 +197,9 @@ class Library:
         return Error(code, message)
 
     def refusal_error(self, refusal: TorchRefusal) -> Error:
-        """What a request of PyTorch was refused with."""
+        """Returns the error of a refused request of PyTorch."""
         message = refusal.message.decode(errors="replace")
-        if refusal.out_of_memory.struct_size == 0:  # not for want of memory
+        if refusal.out_of_memory.struct_size == 0:  # refused for a reason other than memory
             return Error(refusal.code, message)
         return self._out_of_memory(message, refusal.out_of_memory, self.lib.vrambroker_torch_out_of_memory_json,
                                    refusal.number)
@@ -215,7 +215,7 @@ class Library:
             code = report(*arguments, text, size, ctypes.byref(needed))
             if code == Code.OK:
                 return OutOfMemoryError(message, fields, json.loads(text.value))
-            if code != Code.OUT_OF_RANGE or needed.value <= size:  # there is none, or PyTorch has been refused more since
+            if code != Code.OUT_OF_RANGE or needed.value <= size:  # no report, or pushed out by later refusals
                 return OutOfMemoryError(message, fields)
             size = needed.value
 
@@ -224,12 +224,12 @@ class Library:
             raise self.last_error()
 
     def size(self, name: str, text: str) -> int:
-        """The bytes of a text such as "24MiB"."""
+        """Returns the bytes of a text such as "24MiB"."""
         value = ctypes.c_uint64()
         return self._amount(name, self.lib.vrambroker_parse_bytes, text, value)
 
     def milliseconds(self, name: str, text: str) -> int:
-        """The milliseconds of a text such as "10m"."""
+        """Returns the milliseconds of a text such as "10m"."""
         value = ctypes.c_int64()
         return self._amount(name, self.lib.vrambroker_parse_duration, text, value)
 
@@ -250,9 +250,9 @@ def _candidates(path: Optional[str]) -> List[str]:
 
 
 def load(path: Union[str, "os.PathLike[str]", None] = None) -> Library:
-    """The library: from `path`; else $VRAMBROKER_LIBRARY; else beside this package, in `lib` beside the folder that this
-    package is in, and where the system's loader looks. One for the process: `path` must be the same each time. Raises
-    Error (NOT_FOUND), which says where it looked."""
+    """Loads the library: from `path`; else from $VRAMBROKER_LIBRARY; else from beside this package, from `lib` beside the
+    folder of this package, or from the system loader's folders. A process loads a single library: `path` must be the same
+    each time. Raises Error (NOT_FOUND), listing the places searched."""
     global _loaded
     with _loading:
         asked = os.fspath(path) if path is not None else None
@@ -290,7 +290,7 @@ def load(path: Union[str, "os.PathLike[str]", None] = None) -> Library:
 
 
 def size_text(name: str, value: Union[int, float, str, None]) -> Optional[bytes]:
-    """A limit or guarantee as the library wants it: an int is bytes, a float a fraction of each device's capacity."""
+    """Converts a limit or guarantee for the library: an int is bytes, a float a fraction of each device's capacity."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
@@ -305,7 +305,7 @@ def size_text(name: str, value: Union[int, float, str, None]) -> Optional[bytes]
 
 
 def devices_text(value: Union[int, str, Iterable[Union[int, str]], None]) -> Optional[bytes]:
-    """Devices as the library wants them: ordinals and UUIDs between commas."""
+    """Converts devices for the library: ordinals and UUIDs, separated by commas."""
     if value is None:
         return None
     devices = [value] if isinstance(value, (int, str)) else list(value)
@@ -316,7 +316,7 @@ def devices_text(value: Union[int, str, Iterable[Union[int, str]], None]) -> Opt
 
 
 def format_size(size: int) -> str:
-    """As PyTorch's out-of-memory errors write sizes (format_size() in c10/cuda/CUDACachingAllocator.cpp)."""
+    """Formats sizes like PyTorch's out-of-memory errors (format_size() in c10/cuda/CUDACachingAllocator.cpp)."""
     if size <= 1 << 10:
         return f"{size} bytes"
     for unit, name in ((1 << 10, "KiB"), (1 << 20, "MiB"), (1 << 30, "GiB")):
@@ -338,7 +338,7 @@ def milliseconds(name: str, seconds: Union[float, str, None], library: Union[str
 
 
 def ordinal(value: Optional[int]) -> int:
-    """A device's, as C takes it. None, as in PyTorch: the default device, which is the first one here."""
+    """Converts a device's ordinal for C. None, as in PyTorch, is the default device: here the first device."""
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int):
@@ -349,7 +349,7 @@ def ordinal(value: Optional[int]) -> int:
 
 
 def stream_number(value: Any) -> int:
-    """A cudaStream_t, from what it is to C or to PyTorch, or from an object with CUDA's stream protocol."""
+    """Returns a cudaStream_t, from an integer, a PyTorch stream, or an object with CUDA's stream protocol."""
     found = value
     if hasattr(value, "cuda_stream"):  # torch.cuda.Stream
         found = value.cuda_stream

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scopes: what a thread allocates for, for snapshots, `vramctl map` and reports of refusals."""
+"""Scopes: names for the purpose of a thread's allocations, for snapshots, `vramctl map` and reports of refusals."""
 from __future__ import annotations
 
 import contextlib
@@ -10,11 +10,11 @@ from typing import Any, List, Optional, Tuple
 
 from . import _library
 
-_MAX_FRAMES = 32  # the innermost ones; a scope and all around it are at most 64 deep, with 48 frames
+_MAX_FRAMES = 32  # the innermost frames; a scope and its outer scopes are at most 64 deep, with 48 frames
 
 
 class _Scope(contextlib.ContextDecorator):
-    """Of memory_scope(). Any number of threads may be inside of it, each any number of times."""
+    """Result of memory_scope(). Any number of threads may be inside a scope, each thread any number of times."""
 
     def __init__(self, name: str, stack: bool) -> None:
         self._name = _text(name)
@@ -30,38 +30,38 @@ class _Scope(contextlib.ContextDecorator):
                 lib.vrambroker_scope_begin(_text(function), _text(file), line)
             lib.vrambroker_scope_begin(self._name, None, 0)
             self._outer.scopes.append(outer)
-        except BaseException:  # of a signal's handler: __exit__() is not called then
+        except BaseException:  # raised by a signal handler: __exit__() will not run
             lib.vrambroker_scope_end(outer)
             raise
 
     def __exit__(self, *_: Any) -> None:
-        # Nothing on a thread that has not entered it, as where an ExitStack is closed by another one.
+        # Does nothing on a thread outside the scope, as when another thread closes an ExitStack.
         if self._outer.scopes:
             enter(self._outer.scopes.pop())
 
 
 class _Outer(threading.local):
-    """What this thread was in when it entered the scope, each time that it is inside."""
+    """The thread's outer scope at each entry still open."""
 
     def __init__(self) -> None:
         self.scopes: List[int] = []
 
 
 def memory_scope(name: str, *, stack: bool = False) -> _Scope:
-    """What this thread allocates inside is for `name`: a layer of a model, a phase of a step.
+    """Names the purpose of this thread's allocations inside: a layer of a model, a phase of a step.
 
         with vrambroker.memory_scope("forward"), vrambroker.memory_scope("layer3"):
             activations = client.malloc(24 << 20)      # in the scope "forward/layer3"
 
-    Also a decorator: `@vrambroker.memory_scope("backward")`. What it returns can be entered again, and by any thread. Scopes
-    nest, at most 64 deep: what is deeper counts for the 64th. Other threads are not in them, so what PyTorch's
-    autograd threads allocate is in none. It names what goes through vrambroker one block at a time: buffers of clients, and
-    PyTorch's tensors in mode "plain". `stack`: the Python functions that have led here are kept, too, for the viewer at
-    pytorch.org/memory_viz; that costs some microseconds.
+    Also a decorator: `@vrambroker.memory_scope("backward")`. The returned object can be entered again, and by any thread.
+    Scopes nest, at most 64 deep: deeper allocations count for the 64th. A scope covers only the entering thread, so
+    allocations of PyTorch's autograd threads are in no scope. Scopes name memory that goes through vrambroker block by block:
+    buffers of clients, and PyTorch's tensors in mode "plain". `stack`: the calling Python functions are kept, too, for the
+    viewer at pytorch.org/memory_viz; keeping them costs some microseconds.
 
-    At most 4094 different names are kept in a process, of 128 bytes each, 256 KiB with the frames; what comes later is
-    shown as one. So a name should not have the number of a step in it. Safe to use from any thread; coroutines of one
-    thread that take turns inside of scopes mix them up. TypeError for a name that is not a string.
+    At most 4094 different names are kept in a process, of 128 bytes each, 256 KiB with the frames; later names are shown
+    as a single name. So a name should not contain the number of a step. Safe to use from any thread; coroutines taking turns
+    on a thread mix up their scopes. Raises TypeError for a name that is not a string.
     """
     if not isinstance(name, str):
         raise TypeError(f"name: {name!r} is not a string")
@@ -69,13 +69,13 @@ def memory_scope(name: str, *, stack: bool = False) -> _Scope:
 
 
 def current() -> int:
-    """The scope of this thread, for enter()."""
+    """Returns the scope of this thread, for enter()."""
     scope: int = _library.load().lib.vrambroker_scope_begin(None, None, 0)
     return scope
 
 
 def enter(scope: int) -> None:
-    """This thread goes on in the scope of another one."""
+    """Continues this thread in `scope`, as returned by current() on another thread."""
     _library.load().lib.vrambroker_scope_end(scope)
 
 
@@ -84,7 +84,7 @@ def _text(value: str) -> bytes:
 
 
 def _frames() -> List[Tuple[str, str, int]]:
-    """Function, file and line of each, outermost first, without this file and contextlib."""
+    """Returns function, file and line of each frame, outermost first, without frames of this file and contextlib."""
     frames = []
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None and len(frames) < _MAX_FRAMES:

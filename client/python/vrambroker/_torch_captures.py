@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures of CUDA graphs, and pools in use, which PyTorch keeps in one list (captures_underway in
+"""Captures of CUDA graphs, and pools in use. PyTorch keeps both in a single list (captures_underway in
 c10/cuda/CUDACachingAllocator.cpp of 2.6 to 2.11)."""
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ _POOL_ENDS = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
 
 class Captures:
     """Keeps the emptying of PyTorch's cache and captures of graphs apart: freeing memory on any thread can make a capture
-    invalid. And tells the library while PyTorch calls cudaMalloc() only once for a request. Thread-safe."""
+    invalid. Also tells the library while PyTorch calls cudaMalloc() only once for a request. Thread-safe."""
 
     def __init__(self, torch: Any, lib: Any, patches: Patches) -> None:
         self._lib = lib
         self._changed = threading.Condition()
         self._torch = torch
-        self._graphs: "weakref.WeakSet[Any]" = weakref.WeakSet()  # that are being captured
-        self._captured: "weakref.WeakSet[Any]" = weakref.WeakSet()  # that have been, and keep the pool of their memory
-        self._changes = 0  # of these
-        self._kept_idle: Tuple[Tuple[int, int], Dict[int, int]] = ((0, 0), {})  # of what, and then by PyTorch's ordinal
+        self._graphs: "weakref.WeakSet[Any]" = weakref.WeakSet()  # captures under way
+        self._captured: "weakref.WeakSet[Any]" = weakref.WeakSet()  # captured graphs, keeping the pool of their memory
+        self._changes = 0  # ends of captures, and resets
+        # (_changes, number of captured graphs), and the bytes then, by PyTorch's ordinal.
+        self._kept_idle: Tuple[Tuple[int, int], Dict[int, int]] = ((0, 0), {})
         self._pools: List[Tuple[Any, ...]] = []  # in use
-        self._broken = 0  # captures that PyTorch takes to be under way for ever, since their end failed (seen in 2.6)
-        self._counted = 0  # what the library has been told
+        self._broken = 0  # captures whose end failed: PyTorch considers them under way forever (seen in 2.6)
+        self._counted = 0  # count known to the library
         self._emptying = False
         graph = getattr(torch.cuda, "CUDAGraph", None)
         if graph is not None:
@@ -44,7 +45,7 @@ class Captures:
                 patches.around(owner, name, self._ends_pool)
 
     def begin_emptying(self) -> bool:
-        """False: a graph is being captured. Else none begins before end_emptying()."""
+        """Returns False if a graph is being captured. Otherwise no capture begins before end_emptying()."""
         with self._changed:
             self._count()
             if self._graphs or self._emptying:
@@ -58,7 +59,7 @@ class Captures:
             self._changed.notify_all()
 
     def why_not(self) -> str:
-        """What may keep PyTorch from emptying its cache, when it says that it cannot."""
+        """Returns a likely reason for PyTorch's refusal to empty its cache."""
         with self._changed:
             if self._broken:
                 return "a capture of a CUDA graph has failed, and PyTorch does not empty its cache after that"
@@ -67,8 +68,8 @@ class Captures:
             return ""
 
     def kept_idle(self, cuda: int, emptied_pools: Tuple[Any, ...]) -> int:
-        """Bytes of the segments without a tensor in pools of graphs that live, as they were when the last of these was
-        captured. Not `emptied_pools`."""
+        """Returns the bytes of segments without a tensor in pools of live graphs, as of the last capture; `emptied_pools` do
+        not count."""
         with self._changed:
             known = (self._changes, len(self._captured))
             if known[1] == 0:
@@ -85,7 +86,7 @@ class Captures:
         return kept.get(cuda, 0)
 
     def stop(self) -> None:
-        """The library forgets them."""
+        """Makes the library forget all captures and pools."""
         with self._changed:
             self._graphs.clear()
             self._pools.clear()

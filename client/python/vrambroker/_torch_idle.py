@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread that gives back what is reclaimable in PyTorch's cache when the daemon asks for it, and says what PyTorch makes of
-the memory that it has."""
+"""A thread that gives back reclaimable memory of PyTorch's cache at the daemon's request, and reports PyTorch's use of its
+memory."""
 from __future__ import annotations
 
 import atexit
@@ -13,20 +13,20 @@ from . import _library
 from ._errors import Code, Error
 from ._library import format_size
 
-# How old PyTorch's figures are at most, with the way to the daemon: under a second.
+# Maximum age of PyTorch's figures. Including the way to the daemon, the age stays under a second.
 PERIOD_MS = 450
 _END_PATIENCE = 2.0  # seconds
 
 
 class GivenBack(NamedTuple):
-    """What became of the daemon's requests for reclaimable memory, since enable()."""
+    """Results of the daemon's requests for reclaimable memory, since enable()."""
 
     on: bool  # enable(give_back_idle=...)
     asked: int
     given_bytes: int
-    refused: int  # requests for which PyTorch's cache was not emptied
-    why: str  # of the last one that was refused
-    idle_bytes: int  # what PyTorch could give back, at the last look
+    refused: int  # requests without an emptying of PyTorch's cache
+    why: str  # reason of the last refusal
+    idle_bytes: int  # reclaimable by PyTorch at the last look
 
     def __str__(self) -> str:
         if not self.on:
@@ -37,7 +37,7 @@ class GivenBack(NamedTuple):
 
 
 class _Use(NamedTuple):
-    """Of one device, by PyTorch's statistics; bytes."""
+    """Use of a device in bytes, by PyTorch's statistics."""
 
     reserved: int
     active: int
@@ -45,7 +45,7 @@ class _Use(NamedTuple):
     requested: int
     inactive_split: int
     allocated_peak: int
-    kept: int  # by pools that emptying the cache leaves alone, in segments that hold no tensor
+    kept: int  # in segments without a tensor, of pools not emptied with the cache
 
     @property
     def reclaimable(self) -> int:
@@ -53,7 +53,7 @@ class _Use(NamedTuple):
 
 
 class IdleGiver:
-    """Runs from start() to stop(). `route` is the torch._Route whose memory it is."""
+    """Runs from start() to stop(). `route`: the torch._Route owning the memory."""
 
     def __init__(self, route: Any, gives_back: bool) -> None:
         self._route = route
@@ -62,11 +62,11 @@ class IdleGiver:
         self._gives_back = gives_back
         self._thread: Optional[threading.Thread] = None
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # of what status() shows
+        self._lock = threading.Lock()  # guards the figures of status()
         self._asked = self._given = self._refused = 0
         self._why = ""
         self._reported: Dict[int, _Use] = {}
-        # By PyTorch's ordinal: what was reserved before enable(), and is still; what came past the broker after that.
+        # By PyTorch's ordinal: bytes reserved before enable() and still held; bytes that bypassed the broker afterwards.
         self._outside: Dict[int, int] = {}
         self._suspected: Dict[int, int] = {}
         self._bypass: Dict[int, int] = {}
@@ -79,13 +79,13 @@ class IdleGiver:
             for cuda in self._route.devices:
                 before = self._stats(cuda).reserved_bytes
                 reserved = self._use(cuda).reserved
-                # Other threads allocate and free: what is too much here, the next looks correct.
+                # Other threads allocate and free: the next looks correct an excess.
                 self._outside[cuda] = max(0, reserved - min(before, self._stats(cuda).reserved_bytes))
         if self._gives_back:
             self._route.library.check(self._lib.vrambroker_serve_trims(self._handle, 1))
         self._thread = threading.Thread(target=self._run, name="vrambroker-idle", daemon=True)
         self._thread.start()
-        atexit.register(self.stop)  # no thread of ours runs when the interpreter is gone
+        atexit.register(self.stop)  # no thread of this package outlives the interpreter
 
     def stop(self) -> None:
         atexit.unregister(self.stop)
@@ -105,12 +105,12 @@ class IdleGiver:
                              sum(use.reclaimable for use in self._reported.values()))
 
     def outside_bytes(self) -> int:
-        """Reserved before enable(), from CUDA."""
+        """Returns the bytes reserved from CUDA before enable()."""
         with self._lock:
             return sum(self._outside.values())
 
     def bypass_bytes(self) -> int:
-        """Reserved by PyTorch since enable(), and not from the broker. Now."""
+        """Looks now, and returns the bytes reserved by PyTorch since enable() without the broker."""
         for _ in range(2):
             self._look()
         with self._lock:
@@ -133,7 +133,7 @@ class IdleGiver:
                     self._answer(trim)
                 else:
                     self._look()
-            except Exception as error:  # the next look may do better
+            except Exception as error:  # the next look may succeed
                 self._note(f"{type(error).__name__}: {error}", refused=False)
 
     def _answer(self, trim: _library.Trim) -> None:
@@ -161,7 +161,7 @@ class IdleGiver:
             self._why = why
 
     def _empty(self) -> str:
-        """Has PyTorch's cache emptied. Why not, else."""
+        """Empties PyTorch's cache. Returns "", or the reason for not emptying."""
         if not self._route.torch.cuda.is_initialized():
             return ""
         if self._is_locked():
@@ -180,7 +180,8 @@ class IdleGiver:
             self._route.captures.end_emptying()
 
     def _is_locked(self) -> bool:
-        """PyTorch's allocator may be locked until the daemon answers. A call into it would wait that long and hold the GIL."""
+        """Returns whether PyTorch's allocator may be locked until the daemon answers. A call into a locked allocator would
+        wait, holding the GIL."""
         return not self._route.settings.releases_lock and self._lib.vrambroker_torch_calls_under_way() > 0
 
     def _leased(self) -> int:
@@ -215,7 +216,7 @@ class IdleGiver:
                     figure("inactive_split_bytes"), figure("allocated_bytes", "peak"), self._route.kept_idle(cuda))
 
     def _report(self, cuda: int, use: Optional[_Use]) -> None:
-        """`use` None: all is in use, as far as we know."""
+        """Reports a device's use to the daemon. `use` None: all memory counts as in use."""
         stats = self._stats(cuda)
         figures = _library.SegmentUse()
         if use is None:
@@ -223,16 +224,16 @@ class IdleGiver:
         else:
             figures.allocated_bytes, figures.requested_bytes = use.allocated, use.requested
             figures.allocated_bytes_peak = use.allocated_peak
-            figures.inactive_split_bytes = use.inactive_split + use.kept  # no trim returns either
+            figures.inactive_split_bytes = use.inactive_split + use.kept  # no trim returns these two
             if self._gives_back:
                 figures.idle_bytes = use.reclaimable
             else:
-                figures.inactive_split_bytes += use.reclaimable  # nobody can have it
+                figures.inactive_split_bytes += use.reclaimable  # no session can get these bytes
         self._lib.vrambroker_report_segment_use(self._handle, self._route.devices[cuda].ordinal, ctypes.byref(figures))
 
     def _compare(self, cuda: int, elsewhere: int) -> None:
-        """`elsewhere`: bytes that PyTorch has reserved and that are not the broker's. A request under way may change them in one
-        look; in two in a row it does not."""
+        """Notes `elsewhere`: bytes reserved by PyTorch and not from the broker. A request under way may distort a single
+        look, but not two looks in a row."""
         elsewhere = max(0, elsewhere)
         with self._lock:
             outside = self._outside.get(cuda, 0)

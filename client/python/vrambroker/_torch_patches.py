@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of PyTorch that are replaced while vrambroker.torch is enabled."""
+"""Functions of PyTorch replaced while vrambroker.torch is enabled."""
 from __future__ import annotations
 
 import types
@@ -7,31 +7,31 @@ from typing import Any, Callable, Dict, List, Tuple
 
 
 class Patches:
-    """Replaced attributes of PyTorch, by what they were."""
+    """Replaced attributes of PyTorch, with their old values."""
 
     def __init__(self) -> None:
         self._replaced: List[Tuple[Any, str, bool, Any, bool]] = []
 
     def set(self, owner: Any, name: str, value: Any, answered: bool = True) -> None:
-        """`answered`: the caller gets another answer than PyTorch's."""
+        """Replaces an attribute. `answered`: callers get another answer than PyTorch's."""
         own = vars(owner)
         self._replaced.append((owner, name, name in own, own.get(name), answered))
         setattr(owner, name, value)
 
     def function(self, torch: Any, name: str, value: Callable[..., Any]) -> None:
-        """torch.cuda.memory.NAME, and torch.cuda.NAME, which is the same; none where PyTorch has none."""
+        """Replaces torch.cuda.memory.NAME and its alias torch.cuda.NAME, where PyTorch has them."""
         for owner in (torch.cuda.memory, torch.cuda):
             if hasattr(owner, name):
                 self.set(owner, name, value)
 
     def around(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """OWNER.NAME becomes what `make` makes of it; nothing where there is none."""
+        """Replaces OWNER.NAME by the result of `make` on the original. Does nothing without OWNER.NAME."""
         original = getattr(owner, name, None)
         if original is not None:
             self.set(owner, name, make(original), answered=False)
 
     def names(self) -> List[str]:
-        """Functions that are answered here."""
+        """Returns the functions answered by this package."""
         found: Dict[str, None] = {}
         for owner, name, _, _, answered in self._replaced:
             if isinstance(owner, types.ModuleType) and answered:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of PyTorch's allocator, as far as they decide whether its memory comes from the broker."""
+"""Settings of PyTorch's allocator that decide whether PyTorch's memory comes from the broker."""
 from __future__ import annotations
 
 import os
@@ -10,18 +10,18 @@ from typing import Any, Callable, List, Optional, Tuple
 from ._errors import Code, Error
 from ._torch_patches import Patches
 
-# What to do instead of what PyTorch's out-of-memory errors advise.
+# Advice replacing the advice of PyTorch's out-of-memory errors.
 INSTEAD_OF_EXPANDABLE = (
     "expandable_segments does not work with the broker: PyTorch would take that memory from the driver, outside of the "
     "session's limit. Against fragmentation, let `vramctl tune` try other settings on a recording of this session, or call "
     "torch.cuda.empty_cache() between phases")
 
-# PyTorch takes the first that is set, even when it is empty (2.14.1's sources). Before 2.10 it knows the first alone: so say the
-# sources of 2.6.0 and, of 2.9.1, pytorch/pytorch #183387.
+# PyTorch uses the first variable set, even if empty (2.14.1's sources). Before 2.10, PyTorch knows only the first variable
+# (2.6.0's sources; for 2.9.1, pytorch/pytorch #183387).
 _VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _EXPANDABLE = re.compile(r"expandable_segments\s*:\s*(true|1)\b", re.IGNORECASE)
 _RELEASE_LOCK = "release_lock_on_cudamalloc"
-# Each sets all settings anew. The newer one is called by the older.
+# Each setter sets all settings anew. The older setter calls the newer.
 _SETTERS = ("_cuda_cudaCachingAllocator_set_allocator_settings", "_accelerator_setAllocatorSettings")
 
 
@@ -30,7 +30,7 @@ def wants_expandable(text: str) -> bool:
 
 
 def in_force(torch: Any) -> Tuple[str, str]:
-    """The environment variable that this release takes its settings from, and its text."""
+    """Returns the environment variable with this release's settings, and the variable's text."""
     release = re.match(r"(\d+)\.(\d+)", torch.__version__)
     knows_all = release is None or (int(release[1]), int(release[2])) >= (2, 10)
     for variable in _VARIABLES if knows_all else _VARIABLES[:1]:
@@ -40,7 +40,7 @@ def in_force(torch: Any) -> Tuple[str, str]:
 
 
 def check_environment(torch: Any) -> None:
-    """Before anything is connected. Error FAILED_PRECONDITION."""
+    """Checks the settings before any connection. Raises Error FAILED_PRECONDITION."""
     variable, text = in_force(torch)
     if wants_expandable(text):
         raise Error(Code.FAILED_PRECONDITION, f"${variable}: with expandable_segments, PyTorch bypasses the broker and "
@@ -60,24 +60,24 @@ def check_environment(torch: Any) -> None:
 
 
 def _snapshot_settings(torch: Any) -> dict:
-    """What PyTorch says of its settings; nothing where it cannot."""
+    """Returns the settings reported by PyTorch; empty if PyTorch reports none."""
     try:
         return dict(torch.cuda.memory._snapshot()["allocator_settings"])
-    except Exception:  # versions that do not have it, or not yet
+    except Exception:  # versions without the report, or called too early
         return {}
 
 
 def is_expandable(torch: Any) -> bool:
-    """Now, by whatever way it was set."""
+    """Returns whether expandable_segments is on now, set in any way."""
     return bool(_snapshot_settings(torch).get("expandable_segments", False))
 
 
 class AllocatorSettings:
-    """Watches how they are changed, from now on. `notices` are for status()."""
+    """Watches changes of the settings from now on. `notices` are for status()."""
 
     def __init__(self, torch: Any, patches: Patches) -> None:
         self.notices: List[str] = []
-        # PyTorch's allocator is locked while it asks for memory, unless this is set.
+        # Unless set, PyTorch's allocator is locked while asking for memory.
         self.releases_lock = False
         self._torch = torch
         self._setter: Optional[Callable[[str], Any]] = None
@@ -86,7 +86,7 @@ class AllocatorSettings:
             if setter is not None:
                 self._setter = setter
         before = _snapshot_settings(torch)
-        # What the program has asked for.
+        # The program's own settings.
         self._text = str(next((before[name] for name in _VARIABLES if name in before), in_force(torch)[1]))
         self._released = bool(before.get(_RELEASE_LOCK, False))
         self._release_lock()
@@ -94,9 +94,9 @@ class AllocatorSettings:
             patches.around(torch._C, name, self._watched)
 
     def stop(self) -> None:
-        """As the program wants it. The setters are restored already."""
+        """Restores the program's settings. The setters are restored already."""
         if self.releases_lock and self._setter is not None:
-            # Said either way: it is one of the settings that stay as they are when they are not named (seen in 2.6).
+            # Name the lock setting in any case: an unnamed lock setting would keep its value (seen in 2.6).
             self._setter(_with(self._text, self._released))
 
     def _release_lock(self) -> None:
@@ -105,7 +105,7 @@ class AllocatorSettings:
         try:
             self._setter(_with(self._text, True))
             self.releases_lock = True
-        except Exception:  # PyTorch before 2.2 does not know it; what it knows stays as it was
+        except Exception:  # PyTorch before 2.2 does not know the lock setting; known settings stay
             self._setter(self._text)
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,6 +128,6 @@ class AllocatorSettings:
 
 
 def _with(text: str, released: bool) -> str:
-    """The same settings, and whether other threads may use the allocator while one asks for memory."""
+    """Adds to the settings whether other threads may use the allocator while a thread asks for memory."""
     kept = [part.strip() for part in text.split(",") if part.strip() and _RELEASE_LOCK not in part]
     return ",".join([*kept, f"{_RELEASE_LOCK}:{released}"])

@@ -4,26 +4,27 @@
     import vrambroker.torch
     vrambroker.torch.enable(limit=0.4)      # before or after CUDA is initialised, best before the first tensor
 
-Three ways, by `mode`. What is said of PyTorch was read in its sources (c10/cuda/CUDACachingAllocator.cpp of about 2.11,
-torch/csrc/cuda/CUDAPluggableAllocator.cpp); tests/gpu/torch_training.py asks the real one.
+`mode` selects the way. Statements on PyTorch come from its sources (c10/cuda/CUDACachingAllocator.cpp of about 2.11,
+torch/csrc/cuda/CUDAPluggableAllocator.cpp); tests/gpu/torch_training.py checks them with the real PyTorch.
 
-"segments"  PyTorch's own caching allocator stays as it is, and its cudaMalloc(), cudaFree() and cudaMemGetInfo() are
-            answered by the broker (vrambroker_torch_serve() in vrambroker.h). All threads, the memory of CUDA graphs,
-            and torch.cuda.MemPool without an allocator of their own are covered; caching, statistics, record_stream,
+"segments"  PyTorch's own caching allocator stays as it is, and the broker answers its cudaMalloc(), cudaFree() and
+            cudaMemGetInfo() (vrambroker_torch_serve() in vrambroker.h). All threads, the memory of CUDA graphs, and
+            torch.cuda.MemPool objects without their own allocator are covered; caching, statistics, record_stream,
             empty_cache() and the flush before an out-of-memory error are PyTorch's.
 "pool"      A torch.cuda.MemPool over the broker, made active for all threads with _cuda_beginAllocateToPool. PyTorch
-            takes an active pool for a graph capture under way (its list is named captures_underway), and so, as long as it
-            is active: memory that several streams used is not reused before disable()
+            treats an active pool like a graph capture under way (PyTorch's list is named captures_underway). So while the
+            pool is active, memory used by several streams is not reused before disable()
             (https://github.com/pytorch/pytorch/issues/175015); nothing is flushed before an out-of-memory error
-            (https://github.com/pytorch/pytorch/issues/159674); memory of CUDA graphs does not come from the broker. empty_cache() is replaced: PyTorch's would give nothing back of a pool
-            in use. For builds of PyTorch whose CUDA runtime is linked in, so that "segments" cannot be had.
+            (https://github.com/pytorch/pytorch/issues/159674); memory of CUDA graphs does not come from the broker.
+            empty_cache() is replaced: PyTorch's own would give nothing back from a pool in use. Serves builds of PyTorch
+            with a statically linked CUDA runtime, where "segments" is not available.
 "plain"     The whole process's allocator (CUDAPluggableAllocator): the broker's caching allocator instead of PyTorch's,
-            before CUDA is used for the first time. The functions of torch.cuda that PyTorch cannot answer then are
-            answered with the broker's figures. No CUDA graphs, no torch.cuda.memory_snapshot(), no
-            torch.backends.cudnn.benchmark. For PyTorch before 2.5, which has no MemPool and where "segments" fails.
-"auto"      "segments", or "pool" where that cannot be had.
+            before CUDA is used for the first time. Functions of torch.cuda not answered by PyTorch then are answered with
+            the broker's figures. No CUDA graphs, no torch.cuda.memory_snapshot(), no torch.backends.cudnn.benchmark.
+            Serves PyTorch before 2.5, without MemPool, where "segments" fails.
+"auto"      "segments", or "pool" if "segments" is not available.
 
-expandable_segments and backend:cudaMallocAsync get memory in ways of their own and are refused.
+expandable_segments and backend:cudaMallocAsync get memory past the broker and are refused.
 """
 from __future__ import annotations
 
@@ -49,28 +50,28 @@ MODES = ("auto", "segments", "pool", "plain")
 
 
 class ServedDevice(NamedTuple):
-    """A GPU of this process that the daemon serves. Sizes are bytes."""
+    """A GPU of this process served by the daemon. Sizes are bytes."""
 
     cuda: int  # PyTorch's ordinal
     ordinal: int  # the daemon's
     uuid: str
     limit_bytes: int
-    reserved_bytes: int  # segments that the session holds
+    reserved_bytes: int  # segments held by the session
 
 
 class Status(NamedTuple):
-    """What is routed where; str() is for people."""
+    """Routes of PyTorch's memory; str() is for people."""
 
     mode: Optional[str]  # None: not enabled
-    reason: str  # why this mode, where "auto" had to choose another one than "segments"
+    reason: str  # why "auto" could not choose "segments"
     session: str
     library: str
     devices: Tuple[ServedDevice, ...]
-    outside_bytes: int  # reserved by PyTorch before enable(), from CUDA itself, when that was called
-    answered: Tuple[str, ...]  # functions of torch.cuda that this package answers; the others are PyTorch's own
+    outside_bytes: int  # reserved by PyTorch from CUDA itself before enable()
+    answered: Tuple[str, ...]  # functions of torch.cuda answered by this package; PyTorch answers the rest
     given_back: Optional[GivenBack] = None  # None: not enabled, or mode "plain", where the broker's cache gives back
-    bypass_bytes: int = 0  # reserved by PyTorch since enable(), and not from the broker
-    notices: Tuple[str, ...] = ()  # what was asked of PyTorch and cannot be had
+    bypass_bytes: int = 0  # reserved by PyTorch since enable() without the broker
+    notices: Tuple[str, ...] = ()  # settings requested from PyTorch and not available
 
     def __str__(self) -> str:
         if self.mode is None:
@@ -97,7 +98,7 @@ class Status(NamedTuple):
 
 
 class _TorchClient(Figures):
-    """The process's one client for PyTorch. It is never closed."""
+    """The process's only client for PyTorch; never closed."""
 
     def __init__(self, library: _library.Library) -> None:
         self._library = library
@@ -115,18 +116,18 @@ class _TorchClient(Figures):
 
 
 _lock = threading.RLock()
-_pools_lock = threading.RLock()  # taken last; also by the thread that gives back reclaimable memory
-_taken_lock = threading.RLock()  # of what is in _taken
+_pools_lock = threading.RLock()  # taken last; also by the thread giving back reclaimable memory
+_taken_lock = threading.RLock()  # guards _taken
 
 
 def _after_fork_in_child() -> None:
     global _lock, _pools_lock, _taken_lock
-    _lock, _pools_lock, _taken_lock = (threading.RLock() for _ in range(3))  # another thread of the parent may have had them
+    _lock, _pools_lock, _taken_lock = (threading.RLock() for _ in range(3))  # threads of the parent may have held the locks
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-_connected: Optional[Tuple[Any, ...]] = None  # the options of the process's client
+_connected: Optional[Tuple[Any, ...]] = None  # options of the process's client
 _active: Optional["_Route"] = None
 
 
@@ -135,21 +136,21 @@ def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, 
            wait: Union[float, str, None] = None, alloc_conf: Optional[str] = None, mode: str = "auto",
            library: Union[str, "os.PathLike[str]", None] = None, connect_timeout: Union[float, str, None] = None,
            give_back_idle: bool = True, devices: Union[int, str, Iterable[Union[int, str]], None] = None) -> Status:
-    """From now on the CUDA memory of PyTorch in this process comes from the daemon. Returns status().
+    """Makes PyTorch's CUDA memory in this process come from the daemon, from now on. Returns status().
 
     limit, guarantee  bytes (int), a fraction of each GPU's capacity at the daemon (float), or a text such as "8GiB" or
                       "40%"
-    devices, name, socket_dir, wait, connect_timeout, library  as vrambroker.Client takes them
-    alloc_conf        settings of the broker's allocator, for mode "plain"; PyTorch's own come from its environment
-    mode              see this module's text
-    give_back_idle    when others need memory, have PyTorch release the segments of its cache that hold no tensor
+    devices, name, socket_dir, wait, connect_timeout, library  as for vrambroker.Client
+    alloc_conf        settings of the broker's allocator, for mode "plain"; PyTorch's own settings come from the environment
+    mode              see the module's docstring
+    give_back_idle    when other programs need memory, have PyTorch release segments without a tensor from its cache
                       (torch.cuda.empty_cache(), on a thread of this package; never while a CUDA graph is captured)
 
-    Raises vrambroker.Error, whose text says what to do: FAILED_PRECONDITION when PyTorch is missing, has no CUDA or no GPU,
-    is set up so that the mode cannot be had, or enable() was called already; UNAVAILABLE when there is no daemon;
-    NOT_FOUND when it does not serve a GPU of this process. PyTorch's memory is as before then, but for mode "plain" once
-    PyTorch has changed its allocator: status() says which it is. The session, with its limit, is the process's: once the
-    daemon has granted it, it lives until the process ends, even if enable() raised after that; other options need another
+    Raises vrambroker.Error with advice in the text: FAILED_PRECONDITION when PyTorch is missing, has no CUDA or no GPU, or
+    has settings excluding the mode, or when enable() was called already; UNAVAILABLE without a daemon; NOT_FOUND when the
+    daemon does not serve a GPU of this process. After an error PyTorch's memory is as before, except in mode "plain" once
+    PyTorch has changed its allocator: status() tells. The session, with its limit, belongs to the process: once granted by
+    the daemon, the session lives until the process ends, even if enable() raised afterwards; other options need another
     process.
     """
     global _active
@@ -179,7 +180,7 @@ def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, 
                 warnings.warn(f"vrambroker.torch: {format_size(outside)} that PyTorch reserved before enable() stay outside "
                               "the broker and the limit until PyTorch frees them", stacklevel=2)
             return status()
-        except BaseException:  # the daemon went away, or warnings are errors
+        except BaseException:  # the daemon is lost, or warnings are errors
             if not route.is_final:
                 _active = None
                 route.stop()
@@ -187,8 +188,8 @@ def enable(limit: Union[int, float, str, None] = None, *, guarantee: Union[int, 
 
 
 def disable() -> None:
-    """New memory comes from CUDA again, and torch.cuda answers as before; the cache is emptied. What is in use stays the
-    broker's until it is freed. Without enable(): nothing. Error FAILED_PRECONDITION in mode "plain": PyTorch cannot
+    """Makes new memory come from CUDA again, and torch.cuda answer as before; empties the cache. Memory in use stays the
+    broker's until freed. Does nothing without enable(). Raises Error FAILED_PRECONDITION in mode "plain": PyTorch cannot
     change its allocator a second time."""
     global _active
     with _lock:
@@ -199,7 +200,7 @@ def disable() -> None:
 
 
 def status() -> Status:
-    """What is routed where."""
+    """Returns the routes of PyTorch's memory."""
     with _lock:
         if _active is None:
             return Status(None, "", "", "", (), 0, ())
@@ -215,7 +216,7 @@ def status() -> Status:
                       () if route.settings is None else tuple(route.settings.notices))
 
 
-# ---- What must be so ----
+# ---- Requirements ----
 
 
 def _import_torch() -> Any:
@@ -272,7 +273,7 @@ def _served(torch: Any, lib: _library.Library, client: _TorchClient) -> Dict[int
         else:
             missing.append(lib.last_error())
     if missing:
-        # PyTorch's allocator is one for all GPUs: those that the daemon does not have would always be out of memory.
+        # A single allocator of PyTorch serves all GPUs: GPUs unknown to the daemon would always be out of memory.
         raise Error(Code.NOT_FOUND, f"{missing[0].message}: the daemon serves only the GPUs that it "
                     "sees: check its $CUDA_VISIBLE_DEVICES, or hide this GPU with this process's own")
     return served
@@ -296,7 +297,7 @@ def _start(mode: str, torch: Any, lib: _library.Library, client: _TorchClient,
 
 
 def _device_index(torch: Any, device: Any) -> int:
-    """PyTorch's ordinal of what its functions take as `device`."""
+    """Returns PyTorch's ordinal of a `device` argument of PyTorch's functions."""
     if device is None:
         return int(torch.cuda.current_device())
     if isinstance(device, int):
@@ -306,7 +307,7 @@ def _device_index(torch: Any, device: Any) -> int:
 
 
 def _refusals(lib: _library.Library) -> List[_library.TorchRefusal]:
-    """The newest first, of all threads."""
+    """Returns the refusals of all threads, newest first."""
     found: List[_library.TorchRefusal] = []
     while True:
         refusal = _library.TorchRefusal()
@@ -315,15 +316,15 @@ def _refusals(lib: _library.Library) -> List[_library.TorchRefusal]:
         found.append(refusal)
 
 
-_FRESH_MS = 5000  # a refusal, when PyTorch's error comes of it
-_taken: Dict[int, str] = {}  # refusals by number: the text of the error that came of each; "": none will
+_FRESH_MS = 5000  # maximum age of a refusal at PyTorch's error
+_taken: Dict[int, str] = {}  # refusals by number: text of the resulting error; "": no error will follow
 
 
 def _refused(lib: _library.Library, text: str) -> Optional[Error]:
-    """With what the broker refused the request that an out-of-memory error of PyTorch with this text is about; None when it
-    was not asked, as when PyTorch keeps to a limit of its own. The exception comes to Python on another thread than the
-    request when autograd ran it; the size in its text is what tells requests apart. A refusal is the reason of one error:
-    not of a later one of the same size, and of none when the request was served in the end."""
+    """Returns the broker's refusal behind an out-of-memory error of PyTorch with `text`; None if the broker was not asked, as
+    when PyTorch enforces a limit of its own. If autograd ran the request, the exception reaches Python on another thread than
+    the request; the size in the text tells requests apart. A refusal explains a single error: never a later error of equal
+    size, and no error if the request was served in the end."""
     me = threading.get_native_id()
     with _taken_lock:
         best: Optional[_library.TorchRefusal] = None
@@ -338,7 +339,7 @@ def _refused(lib: _library.Library, text: str) -> Optional[Error]:
                 open_ones.append((origin.thread, refusal.number))
             elif _taken.get(refusal.number) != text:
                 continue
-            # This thread's, then that of the same error, which is made anew when it is copied, then another thread's.
+            # Prefer this thread's refusal, then the refusal of a copied error, then another thread's refusal.
             rank = (2 if origin.thread == me else 0) if is_open else 1
             if rank > best_rank:
                 best, best_rank, thread = refusal, rank, origin.thread
@@ -360,10 +361,10 @@ def _reason(error: Optional[Error]) -> str:
 
 
 class _Route:
-    """PyTorch's memory on its way from the broker. Constructing it starts it, or changes nothing and raises."""
+    """Route of PyTorch's memory from the broker. The constructor starts the route, or changes nothing and raises."""
 
     mode = ""
-    is_final = False  # PyTorch cannot change it any more
+    is_final = False  # PyTorch cannot change the route any more
 
     def __init__(self, torch: Any, library: _library.Library, client: _TorchClient, devices: Dict[int, Device]) -> None:
         self.torch = torch
@@ -372,18 +373,18 @@ class _Route:
         self.devices = devices  # by PyTorch's ordinal
         self.patches = Patches()
         self.reason = ""
-        # Where PyTorch's own allocator is in front.
+        # Set if PyTorch's own allocator is in front.
         self.settings: Optional[AllocatorSettings] = None
         self.captures: Optional[Captures] = None
         self.giver: Optional[IdleGiver] = None
 
     def patch(self) -> None:
-        """What every mode changes."""
+        """Applies the changes of every mode."""
         self.patches.function(self.torch, "mem_get_info", self.mem_get_info)
         self._patch_out_of_memory()
 
     def watch(self) -> None:
-        """What modes with PyTorch's own allocator change, too."""
+        """Applies the additional changes of modes with PyTorch's own allocator."""
         self.settings = AllocatorSettings(self.torch, self.patches)
         self.captures = Captures(self.torch, self.library.lib, self.patches)
         self._patch_sharing()
@@ -399,15 +400,15 @@ class _Route:
         return 0 if self.giver is None else self.giver.outside_bytes()
 
     def release_idle(self) -> None:
-        """Has PyTorch give back the segments of its cache that hold no tensor."""
+        """Makes PyTorch give back segments without a tensor from its cache."""
         raise NotImplementedError
 
     def own_pools(self) -> Tuple[Any, ...]:
-        """Ids of the pools that release_idle() empties."""
+        """Returns the ids of the pools emptied by release_idle()."""
         return ()
 
     def kept_idle(self, cuda: int) -> int:
-        """Bytes of segments without a tensor that emptying the cache leaves alone: those of graphs that live."""
+        """Returns the bytes of segments without a tensor kept after emptying the cache, by live graphs."""
         return 0 if self.captures is None else self.captures.kept_idle(cuda, self.own_pools())
 
     def bypass_reason(self) -> str:
@@ -435,7 +436,7 @@ class _Route:
         return self.client.memory_stats(self.devices[cuda].ordinal)["reserved_bytes.all.current"]
 
     def allowed(self, cuda: int) -> int:
-        """The broker's limit, or what torch.cuda.set_per_process_memory_fraction() allows if that is less."""
+        """Returns the lesser of the broker's limit and the limit of torch.cuda.set_per_process_memory_fraction()."""
         limit = self.client.device(self.devices[cuda].ordinal).limit_bytes
         get_fraction = getattr(self.torch.cuda.memory, "get_per_process_memory_fraction", None)
         if get_fraction is None or not self.torch.cuda.is_initialized():
@@ -444,8 +445,8 @@ class _Route:
         return min(limit, int(get_fraction(cuda) * total))
 
     def mem_get_info(self, device: Any = None) -> Tuple[int, int]:
-        """torch.cuda.mem_get_info(): (free, total) in bytes of this process's share of the GPU: its limit, and what that
-        leaves beyond what is reserved. Others may take the memory first."""
+        """torch.cuda.mem_get_info(): (free, total) in bytes of this process's share of the GPU: total is the limit, free the
+        limit minus reserved memory. Other programs may take the memory first."""
         cuda = _device_index(self.torch, device)
         self._ordinal(cuda)
         allowed = self.allowed(cuda)
@@ -456,7 +457,7 @@ class _Route:
         library = self.library
         init, text = error_type.__init__, error_type.__str__
 
-        # When an error becomes a Python object, right after the request: later ones would push its reason out.
+        # Runs when an error becomes a Python object, right after the request: later refusals would push the reason out.
         def new_init(self: Any, *arguments: Any) -> None:
             init(self, *arguments)
             self.vrambroker_error = _refused(library, str(arguments[0])) if arguments else None
@@ -493,7 +494,7 @@ class _Route:
         self.patches.around(storage, "_share_cuda_", make)
 
     def _patch_streams(self) -> None:
-        """What PyTorch asks the broker for is for the current stream: one that a caller names has to be that."""
+        """Makes a stream named by a caller the current stream, since PyTorch asks the broker for the current stream."""
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def caching_allocator_alloc(size: Any, device: Any = None, stream: Any = None) -> Any:
@@ -535,8 +536,8 @@ class _PoolRoute(_Route):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         torch = self.torch
-        # Up to 2.7 a pool's allocator was found through a MemPoolContext, which is a thread's: memory of backward threads
-        # would go into the pool, but come from CUDA.
+        # Up to 2.7, PyTorch finds a pool's allocator through a thread's MemPoolContext: memory of backward threads would
+        # go into the pool, but come from CUDA.
         missing = [name for name in ("_cuda_beginAllocateToPool", "_cuda_endAllocateToPool", "_cuda_releasePool")
                    if not hasattr(torch._C, name)]
         if not hasattr(torch.cuda, "MemPool") or hasattr(torch.cuda.memory, "MemPoolContext") or missing:
@@ -544,7 +545,7 @@ class _PoolRoute(_Route):
         torch.cuda.init()
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(
             self.library.path, "vrambroker_torch_malloc", "vrambroker_torch_free")
-        # As PyTorch has them: these pools keep nothing from being emptied.
+        # PyTorch's own functions, unpatched: the pools here prevent no emptying.
         self._begin_allocating, self._end_allocating = torch._C._cuda_beginAllocateToPool, torch._C._cuda_endAllocateToPool
         self._pools: Dict[int, Any] = {}
         try:
@@ -560,8 +561,8 @@ class _PoolRoute(_Route):
     def _begin(self, cuda: int) -> Any:
         with self.torch.cuda.device(cuda):
             pool = self.torch.cuda.MemPool(self._allocator.allocator())
-        # The destructor of a pool wants nobody else to use it, and ends the process when somebody does; it would run when
-        # the interpreter ends. It never runs: what it does is done by _end().
+        # A pool's destructor requires a pool without users, and otherwise ends the process; it would run when the
+        # interpreter ends. The extra reference keeps the destructor from running: _end() does the work instead.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
         self._begin_allocating(cuda, pool.id)
         return pool
@@ -569,11 +570,11 @@ class _PoolRoute(_Route):
     def _end(self, cuda: int, pool: Any) -> None:
         self._end_allocating(cuda, pool.id)
         self.torch._C._cuda_releasePool(cuda, pool.id)  # of _cuda_beginAllocateToPool()
-        self.torch._C._cuda_releasePool(cuda, pool.id)  # of the pool itself: now it may be emptied
+        self.torch._C._cuda_releasePool(cuda, pool.id)  # of the pool itself: now the pool may be emptied
 
     def empty_cache(self) -> None:
-        """torch.cuda.empty_cache(): PyTorch frees only from pools that nobody uses, and so a new pool takes the place of
-        the one in use first. What is allocated in the old one goes back with the first call after it was freed."""
+        """torch.cuda.empty_cache(): PyTorch frees memory only from pools not in use, so a new pool first replaces the pool in
+        use. Memory still allocated in the old pool goes back with the first call after its free."""
         with _pools_lock:
             for cuda, pool in list(self._pools.items()):
                 self._pools[cuda] = self._begin(cuda)
@@ -619,7 +620,7 @@ class _PlainRoute(_Route):
                              self.set_per_process_memory_fraction, self.get_per_process_memory_fraction):
                 self.patches.function(torch, function.__name__, function)
             self.patch()
-            torch.cuda.memory.change_current_allocator(allocator)  # last: it cannot be undone
+            torch.cuda.memory.change_current_allocator(allocator)  # last: the change cannot be undone
         except BaseException:
             self.patches.restore()
             raise
@@ -639,7 +640,7 @@ class _PlainRoute(_Route):
         return max(1, int(fraction * self.torch.cuda.get_device_properties(cuda).total_memory))
 
     def empty_cache(self) -> None:
-        """torch.cuda.empty_cache(), of the broker's cache."""
+        """torch.cuda.empty_cache(), for the broker's cache."""
         self.client.empty_cache()
 
     def memory_stats(self, device: Any = None) -> Dict[str, int]:
@@ -662,11 +663,11 @@ class _PlainRoute(_Route):
         self.client.reset_peak_memory_stats(self._ordinal(device))
 
     def reset_accumulated_memory_stats(self, device: Any = None) -> None:
-        """torch.cuda.reset_accumulated_memory_stats(), of the broker's allocator; its peaks begin again, too."""
+        """torch.cuda.reset_accumulated_memory_stats(), of the broker's allocator; restarts the peaks, too."""
         self.client.reset_memory_stats(self._ordinal(device))
 
     def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
-        """torch.cuda.set_per_process_memory_fraction(): of the GPU's memory; the broker's limit holds as well."""
+        """torch.cuda.set_per_process_memory_fraction(): a fraction of the GPU's memory; the broker's limit holds as well."""
         if not isinstance(fraction, float):
             raise TypeError("Invalid type for fraction argument, must be `float`")
         if not 0 <= fraction <= 1:
