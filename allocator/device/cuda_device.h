@@ -18,6 +18,9 @@ namespace vrambroker {
 // context: a device does at first use.
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> MakeCudaDevices();
 
+// Returns whether this process finds NVIDIA's driver. Does not start the driver.
+bool HasCudaDriver();
+
 // FailedPrecondition when a GPU admits a single process, or no process: then other processes cannot use memory owned by
 // the daemon. For the daemon, about the GPUs it serves. REQUIRES: MakeCudaDevices() has succeeded.
 absl::Status CheckComputeMode(int ordinal);

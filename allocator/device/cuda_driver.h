@@ -63,8 +63,10 @@ struct CudaDriver {
 #undef VRAMBROKER_MEMBER
 };
 
-// Loads the driver, unless already loaded, and starts the driver. Unavailable, with advice, if there is no driver, or
-// if the driver is too old or does not start. May be called again, also after an error. Thread-safe.
+// Loads the driver, unless it is loaded. Unavailable, with what to do, without a driver, or with too old a driver. May
+// be called again, also after an error. Thread-safe.
+absl::Status FindCudaDriver();
+// FindCudaDriver(), then starts the driver: Unavailable also for a driver that does not start.
 absl::Status LoadCudaDriver();
 
 // Formats 12040 as "12.4".
