@@ -35,9 +35,9 @@ constexpr uint64_t kFirstAddress = 0x7F00'0000'0000;
 CachingAllocator::CachingAllocator(EventSource* events, const AllocatorOptions& options, uint64_t capacity_bytes)
     : events_(events),
       options_(options),
-      capacity_bytes_(capacity_bytes),
       next_address_(kFirstAddress),
-      limit_(kNoLimit) {
+      limit_(kNoLimit),
+      capacity_bytes_(capacity_bytes) {
   SetMemoryFraction(options.per_process_memory_fraction);
 }
 
@@ -457,8 +457,14 @@ void CachingAllocator::SetLimit(uint64_t bytes) {
   limit_ = bytes;
 }
 
+void CachingAllocator::SetCapacity(uint64_t bytes) {
+  MutexLock lock(mu_);
+  capacity_bytes_ = bytes;
+}
+
 void CachingAllocator::SetMemoryFraction(double fraction) {
-  SetLimit(fraction < 1.0 ? static_cast<uint64_t>(fraction * static_cast<double>(capacity_bytes_)) : kNoLimit);
+  MutexLock lock(mu_);
+  limit_ = fraction < 1.0 ? static_cast<uint64_t>(fraction * static_cast<double>(capacity_bytes_)) : kNoLimit;
 }
 
 }  // namespace vrambroker

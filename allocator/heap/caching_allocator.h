@@ -100,6 +100,8 @@ class CachingAllocator {
   // Limits the bytes of segments held by the heap; kNoLimit: no limit. The owner enforces the limit when asked for a
   // segment (BlockRequest::passed_limit()). Garbage collection goes by the limit. Segments held already stay.
   void SetLimit(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // Changes the whole for memory fractions set from now on, and for per_process_memory_fraction.
+  void SetCapacity(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   // SetLimit() to a share of capacity, rounded down; 1 removes the limit. REQUIRES: 0 <= fraction <= 1.
   void SetMemoryFraction(double fraction) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -236,8 +238,6 @@ class CachingAllocator {
 
   EventSource* const events_;
   const AllocatorOptions options_;
-  const uint64_t capacity_bytes_;
-
   // Never held while an event is recorded or waited for.
   mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kHeap) ABSL_ACQUIRED_BEFORE(lock_level::kPool){lock_level::kHeap};
   std::map<Stream, std::unique_ptr<StreamPools>> pools_ ABSL_GUARDED_BY(mu_);  // of streams with a segment
@@ -249,6 +249,7 @@ class CachingAllocator {
   uint64_t next_segment_order_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_address_ ABSL_GUARDED_BY(mu_);
   uint64_t limit_ ABSL_GUARDED_BY(mu_);
+  uint64_t capacity_bytes_ ABSL_GUARDED_BY(mu_);
   uint64_t growing_bytes_ ABSL_GUARDED_BY(mu_) = 0;     // of segments being requested now
   std::set<uint64_t> slow_calls_ ABSL_GUARDED_BY(mu_);  // under way, by number
   uint64_t next_slow_call_ ABSL_GUARDED_BY(mu_) = 0;

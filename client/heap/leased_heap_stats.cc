@@ -19,6 +19,7 @@ void LeasedHeap::SetLimit(uint64_t limit_bytes) {
 void LeasedHeap::SetCapacity(uint64_t capacity_bytes) {
   MutexLock lock(limits_mu_);
   capacity_bytes_ = capacity_bytes;
+  allocator_.SetCapacity(capacity_bytes);
   ApplyLimits();
 }
 

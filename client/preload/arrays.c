@@ -100,6 +100,7 @@ static int take(struct charge* charge, char* message) {
   is_paid = add(all, charge, charge_more(charge, 1, MAY_WAIT, message) == 0); /* any small array fits into a unit */
   lock(&places);
   unsigned others = --all->askers; /* only now: the asking threads can use units given back above */
+  if (!is_paid) is_paid = join(all, charge->bytes);
   unlock(&places);
   /* After a refusal, another thread may bring a unit with room, or a surplus unit. */
   while (!is_paid && others != 0 && charge_look_again(&refused_at)) {

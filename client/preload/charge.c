@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "client/preload/connection.h"
+#include "client/preload/pools.h"
 #include "client/preload/runtime.h"
 
 enum { RETRY_MS = 1000, PAUSE_MS = 10 };
@@ -42,6 +43,7 @@ int charge_look_again(uint64_t* since) {
 int charge_more(struct charge* charge, uint64_t units, enum patience patience, char* message) {
   int waited = 0;
   if (charge->account == NULL) return 0;
+  if (patience == MAY_WAIT && units != 0) pools_read_if_freed(); /* pools may have given back more than they need */
   if (ledger_take(charge->account, units, patience, &waited, message) != 0) return -1;
   charge->units += units;
   charge->waited |= waited;

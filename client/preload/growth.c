@@ -12,13 +12,10 @@ static int pay(struct reserve* reserve, uint64_t units, uint64_t* grown, uint64_
   lock(&reserve->paying);
   lock(&reserve->lock);
   *grown = units > reserve->known ? units - reserve->known : 0;
-  const uint64_t before = reserve->changes;
   unlock(&reserve->lock);
   const int error = *grown == 0 ? 0 : ledger_take(reserve->account, *grown, NOW, &waited, message);
   lock(&reserve->lock);
-  if (error != 0) {
-    *changes = before;
-  } else if (*grown != 0) {
+  if (error == 0 && *grown != 0) {
     reserve->known += *grown;
     reserve->changes++;
     *changes += 1; /* made by the calling thread */

@@ -44,6 +44,11 @@ int is_capturing(cu_stream stream, int of_thread) {
 
 /* --- reserved memory --- */
 
+/* The account of a pool's device may become known while other threads use the pool. */
+static struct account* account_of_pool(const struct pool* pool) {
+  return __atomic_load_n(&pool->reserve.account, __ATOMIC_ACQUIRE);
+}
+
 static int reserved_units(const void* owner, uint64_t* units) {
   const struct driver* driver = real_driver();
   const cu_pool handle = ((const struct pool*)owner)->handle;
@@ -64,7 +69,7 @@ static void read_pool(struct pool* pool) {
   const int keeps_nothing = reserve->owed != 0 || pool->is_doomed;
   const int is_asked = reserve->calls != 0; /* the driver may wait in an unfinished call */
   unlock(&reserve->lock);
-  if (handle == NULL || reserve->account == NULL) return;
+  if (handle == NULL || account_of_pool(pool) == NULL) return;
   if (keeps_nothing && !is_asked && driver->cuMemPoolTrimTo != NULL) driver->cuMemPoolTrimTo(handle, in_use);
   growth_read(reserve);
   lock(&reserve->lock);
@@ -170,13 +175,13 @@ static struct pool* know_pool(cu_pool handle, cu_device device, struct account* 
       pool->handle = handle;
       pool->device = device;
       pool->is_own = 0;
-      pool->reserve.account = NULL;
+      __atomic_store_n(&pool->reserve.account, NULL, __ATOMIC_RELEASE);
       unlock(&pool->reserve.lock);
     }
   }
   if (pool != NULL && account != NULL) {
     lock(&pool->reserve.lock);
-    pool->reserve.account = account;
+    __atomic_store_n(&pool->reserve.account, account, __ATOMIC_RELEASE);
     unlock(&pool->reserve.lock);
   }
   unlock(&places);
@@ -201,7 +206,7 @@ static cu_device device_of_pool(cu_pool handle, cu_stream stream) {
 static int pool_of(cu_pool handle, cu_stream stream, struct pool** pool) {
   struct account* account;
   *pool = find_pool(handle);
-  if (*pool != NULL && (*pool)->reserve.account != NULL) return CU_OK;
+  if (*pool != NULL && account_of_pool(*pool) != NULL) return CU_OK;
   const cu_device device = device_of_pool(handle, stream);
   const int error = account_of(device, 0, &account);
   if (error != CU_OK) return error;
@@ -267,7 +272,7 @@ static void leave(struct pool* pool, uint64_t bytes, unsigned count) {
   lock(&pool->reserve.lock);
   pool->count -= count < pool->count ? count : pool->count;
   pool->bytes -= bytes < pool->bytes ? bytes : pool->bytes;
-  struct account* const account = pool->reserve.account;
+  struct account* const account = account_of_pool(pool);
   if (pool->handle == NULL && pool->count == 0) { /* last allocation of a destroyed pool */
     units = pool->reserve.known;
     pool->reserve.known = pool->reserve.owed = pool->bytes = 0;
@@ -331,7 +336,7 @@ static int allocate(struct request* request) {
   struct pool* pool;
   const int refused = pool_of(request->pool, request->stream, &pool);
   if (refused != CU_OK) return refused;
-  if (pool->reserve.account == NULL) return ask_driver(request, from_pool);
+  if (account_of_pool(pool) == NULL) return ask_driver(request, from_pool);
   struct growth growth = {.reserve = &pool->reserve};
   for (int tries = 1;;) {
     const int result = try_once(request, pool, from_pool, &growth, &error);
@@ -462,7 +467,7 @@ static void send_readers_away(struct pool* pool) {
 static int doom(struct pool* pool) {
   const struct driver* driver = real_driver();
   cu_pool current;
-  if (!pool->is_own || pool->reserve.account == NULL || driver->cuDeviceGetMemPool == NULL ||
+  if (!pool->is_own || account_of_pool(pool) == NULL || driver->cuDeviceGetMemPool == NULL ||
       driver->cuDeviceGetMemPool(&current, pool->device) != CU_OK || current == pool->handle) {
     return 0;
   }

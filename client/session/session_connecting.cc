@@ -75,6 +75,7 @@ absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume,
     absl::StatusOr<std::vector<std::string>> visible = VisibleDevices(*channel, TimeUntil(deadline));
     if (!visible.ok()) return visible.status();
     named_devices_ = *std::move(visible);
+    devices_source_ = "CUDA_VISIBLE_DEVICES";
   }
   auto link = std::make_shared<Link>();
   // Filled while this thread waits for the stream. The stream's thread takes the welcome, since a limit change may
@@ -144,6 +145,10 @@ absl::StatusOr<std::shared_ptr<Link>> SessionClient::Connect(const Link* resume,
 
 // Learns the devices from the first session's welcome; later sessions must have the same devices.
 absl::Status SessionClient::TakeWelcome(const v1::Welcome& welcome) {
+  if (!options().devices.empty() && !welcome.takes_devices()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(devices_source_, ": the daemon is too old for sessions that name devices: update the daemon"));
+  }
   const std::vector<DeviceInfo>& known = devices();
   const bool first = known.empty();
   if (!first && static_cast<size_t>(welcome.devices_size()) != known.size()) {

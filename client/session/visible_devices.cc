@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/string_view.h"
 #include "allocator/device/cuda_device.h"
 #include "allocator/device/device.h"
 #include "client/connection/connection.h"
@@ -14,9 +15,10 @@ namespace vrambroker::client_internal {
 absl::StatusOr<std::vector<std::string>> VisibleDevices(const std::shared_ptr<grpc::Channel>& channel,
                                                         absl::Duration timeout) {
   std::vector<std::string> visible;
-  // Without these variables a process sees all GPUs. Leave CUDA alone then: a program may fork() before starting CUDA.
+  // Elsewhere a process sees all GPUs. Leave CUDA alone then: a program may fork() before starting CUDA.
+  const char* const container = std::getenv("NVIDIA_VISIBLE_DEVICES");
   const bool may_hide =
-      std::getenv("CUDA_VISIBLE_DEVICES") != nullptr || std::getenv("NVIDIA_VISIBLE_DEVICES") != nullptr;
+      std::getenv("CUDA_VISIBLE_DEVICES") != nullptr || (container != nullptr && absl::string_view(container) != "all");
   if (!may_hide || !HasCudaDriver()) return visible;
   grpc::ClientContext context;
   SetTimeout(context, timeout);

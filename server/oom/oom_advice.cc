@@ -163,9 +163,7 @@ std::string AdviceOnShareLimit(const OomReport& report) {
 
 std::string AdviceOnLimit(const OomReport& report) {
   if (!report.named_devices.empty()) {
-    return "Use one of those, or have the program name this one, too, when it connects (VRAMBROKER_DEVICES; without "
-           "it, "
-           "the GPUs that CUDA_VISIBLE_DEVICES leaves it).";
+    return "Use one of those, or have the program name this one, too, when it connects (VRAMBROKER_DEVICES).";
   }
   if (IsShareLimit(report)) return AdviceOnShareLimit(report);
   const Rooms rooms = RoomsOf(report);

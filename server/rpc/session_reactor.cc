@@ -347,6 +347,7 @@ absl::StatusOr<v1::SessionResponse> SessionReactor::Opened(const absl::StatusOr<
     grant->set_limit_bytes(account.effective_limit_bytes());
     grant->set_guarantee_bytes(account.guarantee_bytes);
   }
+  welcome->set_takes_devices(true);
   welcome->mutable_warnings()->Add(conf.warnings.begin(), conf.warnings.end());
   // Reports the default, not the setting changed since opening. A remote session gets the number there was room for.
   welcome->set_record_events(

@@ -143,6 +143,17 @@ TEST_F(ReconnectTest, TheNextDaemonsCapacityCounts) {
   EXPECT_EQ(client.limit_bytes(), 384_MiB);
 }
 
+TEST_F(ReconnectTest, TheNextDaemonsCapacityCountsForTheAllocatorsSettings) {
+  ASSERT_OK(StartDaemon({.capacity = "", .config = "capacity: '256MiB' alloc_conf: 'throw_on_cudamalloc_oom:True'"}));
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectThroughProxy());
+  daemon_->Kill();
+  ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
+  Reconfigure("256MiB", "512MiB");
+  ASSERT_OK(daemon_->Restart());
+  ASSERT_TRUE(WaitFor([&] { return client.status().ok(); })) << client.status();
+  EXPECT_OK(client.Allocate(400_MiB));
+}
+
 TEST_F(ReconnectTest, ADaemonOfOtherDevicesIsNotUsed) {
   HOST_DEVICE_ONLY();
   ASSERT_OK(StartDaemon());

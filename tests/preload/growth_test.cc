@@ -85,5 +85,34 @@ TEST(PreloadGrowth, WhatAnotherThreadPaysForIsNotRefused) {
   EXPECT_EQ(units_left, 0u);
 }
 
+// The first one reads what the driver has for both. Before it asks for that, the other is refused, and leaves nothing.
+TEST(PreloadGrowth, WhatAnotherThreadIsRefusedIsNotAskedFor) {
+  struct Driver {
+    uint64_t units = 6;
+    std::function<void()> when_read;  // once
+  } driver;
+  reserve shared = {};
+  shared.owner = &driver;
+  shared.read = [](const void* owner, uint64_t* units) {
+    auto* const of = static_cast<Driver*>(const_cast<void*>(owner));
+    *units = of->units;
+    if (const auto action = std::exchange(of->when_read, nullptr); action) action();
+    return 0;
+  };
+  growth one = {};
+  growth other = {};
+  growth_enter(&one, &shared);
+  growth_enter(&other, &shared);
+  units_left = 3;
+  driver.when_read = [&] {
+    EXPECT_EQ(growth_leave(&other, &shared), -1);
+    driver.units = 3;
+    growth_undone(&shared);
+  };
+  EXPECT_EQ(growth_leave(&one, &shared), 0);
+  EXPECT_EQ(shared.known, 3u);
+  EXPECT_EQ(units_left, 0u);
+}
+
 }  // namespace
 }  // namespace vrambroker::testing_support

@@ -181,7 +181,7 @@ TEST_F(PreloadRun, ItUsesTheDevicesOfItsClaimAndThoseThatItNames) {
     EXPECT_EQ(program.Ask("info"), Info(24, 24)) << device;
   }
   for (const char* device : {"--device=0", "--device=1"}) {
-    Program program = RunScript({device, "--limit=24MiB", "--per-process"}, "exec " + Probe());
+    Program program = RunScript({device, device, "--limit=24MiB", "--per-process"}, "exec " + Probe());
     EXPECT_EQ(program.Ask("info"), Info(24, 24)) << device;
   }
   // Who chooses others is refused, and told why: the daemon's device 0 is the program's second one.

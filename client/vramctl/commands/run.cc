@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -152,9 +153,10 @@ bool IsGpu(const v1::Device& device) {
 // Returns the UUIDs of the GPUs in the terms, since a program would otherwise use the first GPU of the machine. Empty
 // if the terms have every device, or no GPU.
 std::string VisibleDevices(const v1::GetDevicesResponse& all, const v1::ClaimTerms& terms) {
-  if (terms.devices().empty() || terms.devices_size() == all.devices_size()) return "";
+  const std::set<uint32_t> named(terms.devices().begin(), terms.devices().end());
+  if (named.empty() || named.size() == static_cast<size_t>(all.devices_size())) return "";
   std::vector<std::string> uuids;
-  for (const uint32_t ordinal : terms.devices()) {
+  for (const uint32_t ordinal : named) {
     for (const v1::Device& device : all.devices()) {
       if (device.ordinal() == ordinal && IsGpu(device)) uuids.push_back(device.uuid());
     }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
@@ -29,6 +30,11 @@ std::string OwnerText(const v1::Claim& claim, const UserNames& user_name) {
                       terms.has_owner_gid() ? absl::StrCat(":", terms.owner_gid()) : "");
 }
 
+uint64_t RefusalsOn(const v1::Claim& claim, const v1::ClaimDevice& device) {
+  const auto has_refusals = [](const v1::ClaimDevice& each) { return each.refusals() > 0; };
+  return absl::c_any_of(claim.devices(), has_refusals) ? device.refusals() : claim.refusals();
+}
+
 std::string ClaimsTable(const v1::ListClaimsResponse& claims, const UserNames& user_name) {
   std::vector<std::vector<std::string>> rows = {{"CLAIM", "STATE", "OWNER", ">SESSIONS", ">DEVICE", ">LIMIT",
                                                  ">GUARANTEE", ">RESERVED", ">ALLOCATED", ">WAITING", ">REFUSED"}};
@@ -39,7 +45,7 @@ std::string ClaimsTable(const v1::ListClaimsResponse& claims, const UserNames& u
                       absl::StrCat(claim.sessions()), absl::StrCat(device.device()), FormatBytes(device.limit_bytes()),
                       FormatBytes(device.guarantee_bytes()), FormatBytes(device.reserved_bytes()),
                       FormatBytes(device.allocated_bytes()), absl::StrCat(device.waiting()),
-                      absl::StrCat(device.refusals())});
+                      absl::StrCat(RefusalsOn(claim, device))});
     }
   }
   return Table(rows);

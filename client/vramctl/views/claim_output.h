@@ -17,6 +17,9 @@ using UserNames = std::function<std::string(uint32_t uid)>;
 // sockets.
 std::string OwnerText(const v1::Claim& claim, const UserNames& user_name);
 
+// Returns the claim's refused requests on the device; all of the claim's with a daemon too old to count by device.
+uint64_t RefusalsOn(const v1::Claim& claim, const v1::ClaimDevice& device);
+
 // Returns the table of vramctl claim ls: a row for each claim and each of its devices.
 std::string ClaimsTable(const v1::ListClaimsResponse& claims, const UserNames& user_name);
 

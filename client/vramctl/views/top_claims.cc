@@ -32,7 +32,7 @@ TopRow RowOf(const v1::Claim& claim, const v1::ClaimDevice& device, const std::s
                 .reclaimable_bytes = device.idle_bytes(),
                 .age = AgeOf(claim.created(), now),
                 .waits_for = Counted(device.waiting(), "request"),
-                .ooms = device.refusals()};
+                .ooms = RefusalsOn(claim, device)};
   if (claim.state() == v1::CLAIM_STATE_ACTIVE && device.reserved_bytes() > device.limit_bytes())
     row.state = "over limit";
   row.parts[Part::kLeftBehind] = device.left_behind_bytes();

@@ -446,12 +446,16 @@ TEST_F(BrokerMetricsTest, TheDocumentNamesWhatIsExportedAndNothingElse) {
 TEST(LogDocumentTest, NamesEachEvent) {
   const std::string root = testing_support::paths::kSourceDir;
   const std::string document = FileText(root + "/deploy/METRICS.md");
-  const std::regex event(R"((?:LogLine|SessionLine|ClaimLine)(?: \w+)?\(\s*"([^"]+))");
+  const std::regex event(
+      R"re((?:LogLine|SessionLine|ClaimLine)(?: \w+)?\((?:[^;"]*\?)?\s*"([^"]+)"(?:\s*:\s*"([^"]+)")?)re");
   std::set<std::string> events;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(root + "/server")) {
     if (entry.path().extension() != ".cc") continue;
     const std::string code = FileText(entry.path());
-    for (std::sregex_iterator it(code.begin(), code.end(), event), end; it != end; ++it) events.insert((*it)[1]);
+    for (std::sregex_iterator it(code.begin(), code.end(), event), end; it != end; ++it) {
+      events.insert((*it)[1]);
+      if ((*it)[2].matched) events.insert((*it)[2]);
+    }
   }
   EXPECT_GT(events.size(), 40u);
   for (const std::string& name : events) EXPECT_TRUE(absl::StrContains(document, "`" + name)) << name;

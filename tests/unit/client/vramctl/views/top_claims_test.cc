@@ -122,6 +122,8 @@ TEST_F(TopClaimsTest, TheRowSaysWhatTheClaimHas) {
   EXPECT_EQ(row.ooms, 3u);
   EXPECT_THAT(ClaimsTable(claims_, NameOfUser), HasSubstr(" 3\n"));
   EXPECT_EQ(ToJson(claims_.claims(1))["devices"][0]["refusals"], 3);
+  claims_.mutable_claims(1)->mutable_devices(0)->clear_refusals();
+  EXPECT_EQ(Rows().at(4).ooms, 4u) << "of a daemon that does not count them by device";
 }
 
 TEST_F(TopClaimsTest, WhatWaitsInItsSessionsWaitsInTheClaim) {
