@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // HttpApi: pages of the daemon's HTTP port: the web page, its data as JSON, snapshots, metrics and health.
-// server/README.md lists the paths.
+// server/HTTP.md lists the paths.
 #ifndef VRAMBROKER_SERVER_HTTP_HTTP_API_H_
 #define VRAMBROKER_SERVER_HTTP_HTTP_API_H_
 

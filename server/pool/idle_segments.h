@@ -23,7 +23,7 @@ namespace vrambroker {
 struct UnleasedSegment {
   DeviceSegment segment;
   std::optional<CudaIpcHandle> cuda_ipc;
-  std::string tenant;  // the only tenant ever to get the segment: see server/README.md
+  std::string tenant;  // the only tenant ever to get the segment: see server/DEVICES.md
   SteadyTime since;    // start of being idle or in quarantine
 };
 
