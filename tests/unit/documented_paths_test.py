@@ -17,7 +17,7 @@ LINKED = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 def dead_paths(root):
     """Lines "FILE names X", and the number of paths looked at."""
     found, paths = [], 0
-    for document in sorted([*root.glob("*.md"), *(path for top in FOLDERS for path in (root / top).rglob("*.md"))]):
+    for document in sorted([*root.glob("*.md"), *root.glob(".github/*.md"), *(path for top in FOLDERS for path in (root / top).rglob("*.md"))]):
         text = document.read_text(encoding="utf-8")
         for name in NAMED.findall(text):
             paths += 1

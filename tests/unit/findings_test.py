@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 
-TOP = {".ci", ".clang-format", ".clang-tidy", ".gitignore", "CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md",
-       "allocator", "client", "deploy", "findings", "proto", "server", "tests"}
+TOP = {".ci", ".clang-format", ".clang-tidy", ".editorconfig", ".github", ".gitignore", "CMakeLists.txt", "CMakePresets.json", "LICENSE",
+       "README.md", "allocator", "client", "deploy", "findings", "proto", "server", "tests"}
 HOST = re.compile(r"\w+://|\b[a-z0-9-]+\.(?:debian|npmjs|github)\.(?:org|com)\b")
 
 

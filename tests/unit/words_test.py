@@ -26,7 +26,7 @@ RETIRED = {
     r"SettleElsewhere|SettleOutside": "DriverMemory",
     r"[Ww]ho(m|so)?ever": "name who it is",
 }
-FOLDERS = ("allocator", "client", "deploy", "findings", "proto", "server", "tests")
+FOLDERS = (".github", "allocator", "client", "deploy", "findings", "proto", "server", "tests")
 NOT_OURS = re.compile(r"^tests/golden/|^tests/unit/words_test\.py$|/node_modules/|/__pycache__/")
 
 
