@@ -22,7 +22,7 @@ uint64_t NumberIn(uint64_t word) {
   return word >> kPointerBits;
 }
 void* PointerIn(uint64_t word) {
-  return reinterpret_cast<void*>(word & kPointerMask);  // word was made from a pointer
+  return reinterpret_cast<void*>(word & kPointerMask);  // NOLINT(performance-no-int-to-ptr): made from a pointer
 }
 
 }  // namespace

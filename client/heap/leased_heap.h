@@ -110,7 +110,7 @@ class LeasedHeap final : public Heap, private EventSource {
   };
 
   static Block* BlockAt(uint64_t block) {
-    return reinterpret_cast<Block*>(block);  // block was made from a pointer
+    return reinterpret_cast<Block*>(block);  // NOLINT(performance-no-int-to-ptr): made from a pointer
   }
 
   // A cached block, or nullptr.
