@@ -16,7 +16,7 @@ extern "C" {
 
 namespace {
 
-uint64_t units_left;               // that the daemon would still charge
+std::atomic<uint64_t> units_left;  // that the daemon would still charge
 std::function<void()> when_taken;  // before the thread gets its answer, once
 
 }  // namespace
@@ -82,7 +82,7 @@ TEST(PreloadGrowth, WhatAnotherThreadPaysForIsNotRefused) {
   EXPECT_EQ(result, 0);
   EXPECT_EQ(shared.known, 5u);
   EXPECT_EQ(shared.calls, 0u);
-  EXPECT_EQ(units_left, 0u);
+  EXPECT_EQ(units_left.load(), 0u);
 }
 
 // The first one reads what the driver has for both. Before it asks for that, the other is refused, and leaves nothing.
@@ -111,7 +111,7 @@ TEST(PreloadGrowth, WhatAnotherThreadIsRefusedIsNotAskedFor) {
   };
   EXPECT_EQ(growth_leave(&one, &shared), 0);
   EXPECT_EQ(shared.known, 3u);
-  EXPECT_EQ(units_left, 0u);
+  EXPECT_EQ(units_left.load(), 0u);
 }
 
 }  // namespace
