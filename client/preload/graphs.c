@@ -205,10 +205,8 @@ static int launch(int (*real)(cu_exec, cu_stream), cu_exec exec, cu_stream strea
   char why[MESSAGE_BYTES];
   char line[MESSAGE_BYTES + 128];
   int waited;
-  int error = may_call();
-  if (error != CU_OK) return error;
   const uint64_t entered = enter(&growth);
-  error = real(exec, stream);
+  const int error = real(exec, stream);
   const uint64_t refused = leave(&growth, entered);
   undone(refused);
   if (refused != 0 && ledger_take(growth.reserve->account, 0, AT_ONCE, &waited, why) != 0) {

@@ -41,7 +41,7 @@ namespace vrambroker::client_internal {
 inline constexpr int kMaxIdsInMessage = 4096;  // segment ids
 inline constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(2);
 
-// One session: the connection to the daemon, the heaps, and the background thread for both. Thread-safe.
+// SessionClient is a session: the connection to the daemon, the heaps, and the background thread for both. Thread-safe.
 //
 // A leasing session survives a broken connection: the background thread reconnects and resumes the session, or opens a
 // new session for later leases when the daemon is a different process.

@@ -450,7 +450,7 @@ TEST_F(RunTest, TheReportSaysWhatItsProcessesHad) {
   EXPECT_THAT(RunShell({"--if-available", "--report"}, "true").err, HasSubstr("no report: "));
 }
 
-// It may have counted as much as the one before, and none of that is the program's.
+// The next daemon may have counted as many refusals as the daemon before, and the program made none of them.
 TEST_F(RunTest, TheReportCountsFromTheNextDaemonOn) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_EQ(Ctl({"claim", "create", "team", "--limit=64MiB"}).exit_code, 0);

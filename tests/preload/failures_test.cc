@@ -108,7 +108,7 @@ TEST_F(PreloadFailures, WhatIsNotUnmappedCountsFurther) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
-// One call is to end all its mappings, and fails.
+// "free" ends all mappings of the handle by a single call, and that call fails.
 TEST_F(PreloadFailures, AHandleThatIsNotUnmappedCountsUntilItsLastMappingHasGone) {
   constexpr int kMappings = 16;
   Program program = RunWithFaults("cuMemUnmap:1=1");

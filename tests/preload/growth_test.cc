@@ -53,7 +53,7 @@ void calm_end(struct calm /*calm*/) {}
 namespace vrambroker::testing_support {
 namespace {
 
-// Both see what the driver has for the two. The first one has been granted it, and has not noted it yet.
+// Two threads see what the driver has for both. The first thread's charge is granted, and not noted yet.
 TEST(PreloadGrowth, WhatAnotherThreadPaysForIsNotRefused) {
   reserve shared = {};
   std::atomic<uint64_t> of_driver = 0;
@@ -85,7 +85,8 @@ TEST(PreloadGrowth, WhatAnotherThreadPaysForIsNotRefused) {
   EXPECT_EQ(units_left.load(), 0u);
 }
 
-// The first one reads what the driver has for both. Before it asks for that, the other is refused, and leaves nothing.
+// The first thread reads what the driver has for both. Before this thread asks for that much, the other thread is
+// refused, and leaves nothing.
 TEST(PreloadGrowth, WhatAnotherThreadIsRefusedIsNotAskedFor) {
   struct Driver {
     uint64_t units = 6;

@@ -337,6 +337,19 @@ TEST_F(PreloadKinds, ADestroyedPoolIsChargedUntilItsLastFreeHasHappened) {
   }
 }
 
+// The program waits for its stream in a way that the library does not see.
+TEST_F(PreloadKinds, APlainAllocationHasWhatADestroyedPoolNoLongerNeeds) {
+  Program program = RunWithStream();
+  ASSERT_EQ(program.Ask("pool"), "0");
+  ASSERT_EQ(program.Ask("alloc pool 60M"), "0");
+  ASSERT_EQ(program.Ask("hold"), "0");
+  ASSERT_EQ(program.Ask("free_later 0"), "0");
+  ASSERT_EQ(program.Ask("destroy_pool"), "0");
+  EXPECT_EQ(program.Ask("alloc plain 50M"), "2");
+  ASSERT_EQ(program.Ask("go"), "0");
+  EXPECT_TRUE(WaitFor([&] { return program.Ask("alloc plain 50M") == "0"; }));
+}
+
 TEST_F(PreloadKinds, MemoryOfGraphsIsCharged) {
   Program program = RunWithStream();
   EXPECT_EQ(program.Ask("graph 20M"), "0");

@@ -178,7 +178,7 @@ TEST_F(PreloadProtocol, AnOlderDaemonServesProgramsThatAskItForNothingNewer) {
   }
 }
 
-// What a pool already has of it counts, too.
+// Memory of the device that a pool already holds counts, too.
 TEST_F(PreloadProtocol, PoolsOfADeviceThatIsServedLaterAreCountedFromThen) {
   PlayedDaemon daemon(std::vector<std::string>{kPackingUuid, kSecondPackingUuid}, 64 * kMiB);
   daemon.set_distort([](const PlayedDaemon::Request& request, PlayedDaemon::Answer answer) {

@@ -194,7 +194,7 @@ TEST_F(PreloadSignals, AChildHasNoConnectionOfItsParentsThreads) {
   EXPECT_EQ(program.Ask("fork census"), of_child);
 }
 
-// None of the driver's functions is a cancellation point.
+// Functions of the driver are no cancellation points.
 TEST_F(PreloadSignals, AThreadIsNotCancelledWhileItWaits) {
   Program program = RunPacking({{"VRAMBROKER_WAIT", "10m"}});
   daemon_.HoldBack(VRAMBROKER_COUNT_WAIT);

@@ -358,7 +358,7 @@ TEST_F(BrokerTest, DevicesAreApart) {
   EXPECT_EQ(info.devices[1].stats.allocated_bytes.all.current, 40_MiB);
 }
 
-// Others may be guaranteed what it leaves.
+// Sessions may be guaranteed the memory that a session leaves.
 TEST_F(BrokerTest, ASessionHasNothingOfDevicesThatItHasNotNamed) {
   PolicyRule rule;
   rule.uid = 1000;

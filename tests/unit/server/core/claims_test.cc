@@ -359,7 +359,7 @@ TEST_F(ClaimsTest, AGuaranteeThatOneDeviceRefusesIsRaisedOnNone) {
   pools_[1]->CloseAccount(kOutside);
 }
 
-// What they hold beyond the guarantee is as good as what others hold, where more is committed than there is.
+// With more committed than the device has, giving back the claim's own memory beyond its guarantee frees room.
 TEST_F(ClaimsTest, OnAnOvercommittedDeviceItsSessionsAreAskedForWhatIsBeyondItsGuarantee) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 60_MiB});
   const SessionPtr member = Open("member", std::nullopt, In(team));

@@ -930,7 +930,7 @@ TEST_F(RequestQueueTest, NobodyIsAskedForMemoryOfItsOwnForItsGuarantee) {
   EXPECT_EQ(Refusal("guarantee"), OomCause::kCapacity);
 }
 
-// What it holds beyond the guarantee is as good as what others hold, where more is committed than there is.
+// With more committed than the device has, giving back own memory beyond the guarantee frees room.
 TEST_F(RequestQueueTest, OnAnOvercommittedDeviceASessionIsAskedForWhatItHoldsBeyondItsGuarantee) {
   device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 12_MiB, .holders = {{.pid = 7}}}});
   const SegmentId idle = Hold(kA, 10_MiB);
