@@ -12,6 +12,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "allocator/base/bytes.h"
 #include "tests/support/count_client.h"
 #include "tests/support/raw_client.h"
@@ -156,8 +158,9 @@ TEST_F(KeptSettingsTest, AGuaranteeThatCannotBeGivenAnyMoreIsLeftOut) {
   EXPECT_OK(guaranteed.Call("alloc 1000"));
 }
 
-// The session goes on without the guarantee of its rule, and with all else that operators have set.
-TEST_F(KeptSettingsTest, ASessionWithoutRoomForAnyGuaranteeGoesOn) {
+// The session would rely on its rule's guarantee, so it is refused until the guarantee fits. Nothing set is lost
+// meanwhile.
+TEST_F(KeptSettingsTest, ASessionWithoutRoomForItsRulesGuaranteeIsRefusedUntilThereIs) {
   ASSERT_OK_AND_ASSIGN(ClientProcess guaranteed, ConnectProcess("guaranteed"));
   Change({"guarantee", "guaranteed", "10MiB"});
   Change({"limit", "guaranteed", "15MiB"});  // lower than its rule's guarantee
@@ -168,11 +171,37 @@ TEST_F(KeptSettingsTest, ASessionWithoutRoomForAnyGuaranteeGoesOn) {
   Change({"limit", "other", "1.0"});
   Change({"guarantee", "other", "250MiB"});
   guaranteed.process().Signal(SIGCONT);
-  ASSERT_TRUE(IsBack("guaranteed"));
-  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "guarantee left out"); })) << daemon_->log();
-  EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 0u);
+  const auto refusals = [&] {
+    size_t count = 0;
+    for (const absl::string_view line : absl::StrSplit(daemon_->log(), '\n')) {
+      if (absl::StrContains(line, "name=guaranteed") && absl::StrContains(line, "reason=not_opened")) ++count;
+    }
+    return count;
+  };
+  ASSERT_TRUE(WaitFor([&] { return refusals() >= 2; })) << daemon_->log();
+  EXPECT_FALSE(absl::StrContains(daemon_->log(), "guarantee left out")) << daemon_->log();
+  Change({"guarantee", "other", "0"});
+  ASSERT_TRUE(WaitFor([&] { return guaranteed.Call("alloc 1000").ok(); })) << daemon_->log();
+  EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 10_MiB);
   EXPECT_EQ(LimitOf("guaranteed"), 15_MiB);
   EXPECT_EQ(Session("guaranteed").priority(), 3);
+}
+
+// Neither the client nor a rule relies on a guarantee.
+TEST_F(KeptSettingsTest, ASessionWithoutAGuaranteeOfItsOwnGoesOnWithoutTheOperators) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess plain, ConnectProcess("plain"));
+  Change({"guarantee", "plain", "10MiB"});
+  Change({"priority", "plain", "3"});
+  plain.process().Signal(SIGSTOP);
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
+  Change({"limit", "other", "1.0"});
+  Change({"guarantee", "other", "250MiB"});
+  plain.process().Signal(SIGCONT);
+  ASSERT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "guarantee left out"); })) << daemon_->log();
+  EXPECT_TRUE(WaitFor([&] { return plain.Call("alloc 1000").ok(); })) << daemon_->log();
+  EXPECT_EQ(Session("plain").devices(0).guarantee_bytes(), 0u);
+  EXPECT_EQ(Session("plain").priority(), 3);
 }
 
 TEST_F(KeptSettingsTest, ASessionInAClaimHasItsOwn) {
