@@ -222,6 +222,7 @@ enum {
   X(cuStreamIsCapturing, (cu_stream stream, int* status))                             \
   X(cuStreamIsCapturing_ptsz, (cu_stream stream, int* status))                        \
   X(cuDeviceGetMemPool, (cu_pool * pool, cu_device device))                           \
+  X(cuDeviceSetMemPool, (cu_device device, cu_pool pool))                             \
   X(cuDeviceGetDefaultMemPool, (cu_pool * pool, cu_device device))                    \
   X(cuMemPoolGetAttribute, (cu_pool pool, int attribute, void* value))                \
   X(cuDeviceGetGraphMemAttribute, (cu_device device, int attribute, void* value))     \

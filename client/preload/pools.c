@@ -461,16 +461,22 @@ static void send_readers_away(struct pool* pool) {
   calm_end(calm);
 }
 
-/* Delays the destruction of a pool until empty; then returns 1. The driver keeps a destroyed pool's memory in use, or
- * freed on a stream lagging behind, and reports the memory no longer. A device's current pool is destroyed at once, or
- * it would stay current. */
-static int doom(struct pool* pool) {
+/* Makes the default pool a device's current pool in place of `pool`, as the driver does for a destroyed pool. Returns 1
+ * if `pool` is not current any more. */
+static int replace_current(const struct pool* pool) {
   const struct driver* driver = real_driver();
-  cu_pool current;
-  if (!pool->is_own || account_of_pool(pool) == NULL || driver->cuDeviceGetMemPool == NULL ||
-      driver->cuDeviceGetMemPool(&current, pool->device) != CU_OK || current == pool->handle) {
-    return 0;
-  }
+  cu_pool other;
+  if (driver->cuDeviceGetMemPool == NULL || driver->cuDeviceGetMemPool(&other, pool->device) != CU_OK) return 0;
+  if (other != pool->handle) return 1;
+  return driver->cuDeviceGetDefaultMemPool != NULL && driver->cuDeviceSetMemPool != NULL &&
+         driver->cuDeviceGetDefaultMemPool(&other, pool->device) == CU_OK &&
+         driver->cuDeviceSetMemPool(pool->device, other) == CU_OK;
+}
+
+/* Delays the destruction of a pool until empty; then returns 1. The driver keeps a destroyed pool's memory in use, or
+ * freed on a stream lagging behind, and reports the memory no longer. */
+static int doom(struct pool* pool) {
+  if (!pool->is_own || account_of_pool(pool) == NULL || !replace_current(pool)) return 0;
   lock(&pool->reserve.lock);
   pool->is_doomed = pool->reserve.known != 0;
   const int is_doomed = pool->is_doomed;

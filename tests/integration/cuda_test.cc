@@ -4,10 +4,12 @@
 // cuda_streams_test.cc.
 // Over the substitute of tests/cuda_substitute; tests/gpu tries the same on a GPU.
 #include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -18,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "allocator/base/bytes.h"
+#include "client/session/visible_devices.h"
 #include "tests/cuda_substitute/driver.h"
 #include "tests/cuda_substitute/substitute.h"
 #include "tests/integration/cuda_fixture.h"
@@ -196,6 +199,21 @@ TEST_F(CudaTest, AClientNamesTheGpusThatItSees) {
   EXPECT_THAT(has("all", {}), ElementsAre(true, true));
   EXPECT_THAT(has("one", {{"CUDA_VISIBLE_DEVICES", "0"}}), ElementsAre(false, true));
   EXPECT_THAT(has("named", {{"CUDA_VISIBLE_DEVICES", "0"}, {"VRAMBROKER_DEVICES", "1,0"}}), ElementsAre(true, true));
+}
+
+// Elsewhere CUDA stays as it is: a program may fork before it starts CUDA. Nobody listens on the channel.
+TEST(VisibleDevicesTest, TheDaemonIsAskedWhereAVariableMayHideGpus) {
+  const auto nowhere = grpc::CreateChannel("unix:/nowhere/vrambroker.sock", grpc::InsecureChannelCredentials());
+  const auto asks = [&](const char* name, const char* value) {
+    setenv(name, value, 1);
+    const absl::Status status = client_internal::VisibleDevices(nowhere, absl::Seconds(10)).status();
+    unsetenv(name);
+    return !status.ok();
+  };
+  ASSERT_EQ(std::getenv("CUDA_VISIBLE_DEVICES"), nullptr);
+  EXPECT_FALSE(asks("NVIDIA_VISIBLE_DEVICES", "all"));
+  EXPECT_TRUE(asks("NVIDIA_VISIBLE_DEVICES", "GPU-1"));
+  EXPECT_TRUE(asks("CUDA_VISIBLE_DEVICES", "0"));
 }
 
 TEST_F(CudaTest, TheThreadsDeviceStaysAsItWas) {

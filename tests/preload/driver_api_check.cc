@@ -115,6 +115,7 @@ CHECK(cuStreamQuery_ptsz, PFN_cuStreamQuery_v7000_ptsz);
 CHECK(cuStreamIsCapturing, PFN_cuStreamIsCapturing_v10000);
 CHECK(cuStreamIsCapturing_ptsz, PFN_cuStreamIsCapturing_v10000_ptsz);
 CHECK(cuDeviceGetMemPool, PFN_cuDeviceGetMemPool_v11020);
+CHECK(cuDeviceSetMemPool, PFN_cuDeviceSetMemPool_v11020);
 CHECK(cuDeviceGetDefaultMemPool, PFN_cuDeviceGetDefaultMemPool_v11020);
 CHECK(cuMemPoolGetAttribute, PFN_cuMemPoolGetAttribute_v11020);
 CHECK(cuDeviceGetGraphMemAttribute, PFN_cuDeviceGetGraphMemAttribute_v11040);

@@ -337,6 +337,23 @@ TEST_F(PreloadKinds, ADestroyedPoolIsChargedUntilItsLastFreeHasHappened) {
   }
 }
 
+// A device's current pool that is destroyed makes place for the device's default pool.
+TEST_F(PreloadKinds, ADestroyedCurrentPoolIsChargedUntilItsLastFreeHasHappened) {
+  Program program = RunWithStream();
+  ASSERT_EQ(program.Ask("pool"), "0");
+  ASSERT_EQ(program.Ask("make_current"), "0");
+  ASSERT_EQ(program.Ask("alloc async 20M"), "0");
+  ASSERT_EQ(program.Ask("hold"), "0");
+  EXPECT_EQ(program.Ask("free_later 0"), "0");
+  EXPECT_EQ(program.Ask("destroy_pool"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(32, 64));
+  EXPECT_EQ(program.Ask("alloc async 30M"), "0") << "of the default pool";
+  EXPECT_EQ(program.Ask("alloc async 4M"), "2") << "the destroyed pool counts still";
+  ASSERT_EQ(program.Ask("go"), "0");
+  ASSERT_EQ(program.Ask("synchronize"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(32, 64)) << "of the default pool alone";
+}
+
 // The program waits for its stream in a way that the library does not see.
 TEST_F(PreloadKinds, APlainAllocationHasWhatADestroyedPoolNoLongerNeeds) {
   Program program = RunWithStream();

@@ -62,6 +62,7 @@
   F(cuMemGetMemPool, "cuMemGetMemPool", 13000, (void** pool, const int* location, int type))                \
   F(cuMemPoolCreate, "cuMemPoolCreate", 11020, (void** pool, const struct properties* properties))          \
   F(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, (void* pool))                                              \
+  F(cuDeviceSetMemPool, "cuDeviceSetMemPool", 11020, (int device, void* pool))                              \
   F(cuMemPoolTrimTo, "cuMemPoolTrimTo", 11020, (void* pool, size_t bytes))                                  \
   F(cuMemPoolSetAttribute, "cuMemPoolSetAttribute", 11020, (void* pool, int attribute, void* value))        \
   F(cuLaunchHostFunc, "cuLaunchHostFunc", 10000, (void* stream, void (*function)(void*), void* data))       \

@@ -388,6 +388,7 @@ static int other(const char* word, const char* first, const char* second) {
   if (strstr(word, "_pool") != NULL && *first != '\0') return pool_at(word, first, second);
   if (strcmp(word, "device") == 0) return use_device(atoi(first));
   if (strcmp(word, "default_pool") == 0) return driver.cuDeviceGetDefaultMemPool(&pool, 0);
+  if (strcmp(word, "make_current") == 0) return driver.cuDeviceSetMemPool(device_here(), pool);
   if (strcmp(word, "keep") == 0) return driver.cuMemPoolSetAttribute(pool, 4, &threshold);
   if (strcmp(word, "destroy_pool") == 0) return driver.cuMemPoolDestroy(pool);
   if (strcmp(word, "free_later") == 0) return driver.cuMemFreeAsync(things[atoi(first)].address, stream);

@@ -87,6 +87,22 @@ TEST_F(PreloadProtocol, AnArrayThatWaitsIsNotInTheWayOfOneThatHasRoom) {
   EXPECT_EQ(daemon.charged(), 8 * kMiB);
 }
 
+// Its neighbour in the unit ends while the daemon is asked for another unit.
+TEST_F(PreloadProtocol, AnArrayThatIsRefusedAUnitTakesTheRoomInAnother) {
+  PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
+  Program program = RunPacking(daemon, {{"VRAMBROKER_WAIT", "10m"}});
+  for (const std::string what : {"plain 6M", "array 1000K", "array 900K"}) {
+    EXPECT_EQ(program.Ask("alloc " + what), "0");
+  }
+  daemon.HoldBack(VRAMBROKER_COUNT_WAIT);
+  EXPECT_EQ(program.Ask("array_thread 512K"), "0");
+  ASSERT_TRUE(WaitFor([&] { return daemon.Calls(VRAMBROKER_COUNT_WAIT) == 1; }));
+  EXPECT_EQ(program.Ask("free 2"), "0");
+  daemon.SendHeldBack();
+  EXPECT_EQ(program.Ask("join"), "0");
+  EXPECT_EQ(daemon.charged(), 8 * kMiB);
+}
+
 TEST_F(PreloadProtocol, PairsOfSmallAllocationsMakeFewCalls) {
   PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   Program program = RunPacking(daemon);
