@@ -213,6 +213,38 @@ async function history(browser, daemon) {
   await page.close();
 }
 
+// Whatever the range, the time axis has labels, and its labels are inside of the chart.
+async function timeAxis(browser, daemon) {
+  const page = await Page.open(browser, daemon.url, {viewport: LAPTOP, prepare: recordLabels});
+  const faults = await page.tab.evaluate(async () => {
+    const {Chart} = await import('/chart.js');
+    const faults = [];
+    for (const width of [318, 700]) {
+      const box = document.body.appendChild(document.createElement('div'));
+      Object.assign(box.style, {width: `${width}px`, height: '200px'});
+      for (let end = 0; end < 600; end += 50) {
+        for (let seconds = 60; seconds < 900; seconds += 60) {
+          const last = Date.UTC(2026, 10, 30, 14) + 1000 * end;
+          const times = [last - 1000 * seconds, last];
+          const chart = new Chart(box, {time_ms: times, refusals: [0, 0], waiting: [0, 0], top: 8,
+            areas: [{label: 'used', color: '--text', values: [4, 4]}], line: {label: 'limit', value: 8}});
+          await new Promise((drawn) => queueMicrotask(drawn));
+          const {labels, width: most} = box.querySelector('canvas');
+          const shown = labels.filter(({text}) => text.includes(':'));
+          if (shown.length === 0) faults.push(`${width} pixels, ${seconds} s until ${end} s: no label`);
+          faults.push(...shown.filter(({left, right}) => left < 0 || right > most)
+            .map(({text, right}) => `${width} pixels, ${seconds} s until ${end} s: ${text} ends at ${right} of ${most}`));
+          chart.remove();
+        }
+      }
+      box.remove();
+    }
+    return faults;
+  });
+  assert.deepEqual(faults, []);
+  await page.close();
+}
+
 // After more than a day the page's own history is bounded, and the labels of its time axis say which day it is, and are whole.
 async function longHistory(browser, daemon) {
   for (const viewport of [LAPTOP, FULL_HD, PHONE]) {
@@ -668,6 +700,7 @@ try {
     await step('search', () => search(browser, daemon));
     await step('sorting', () => sorting(browser, daemon, clients));
     await step('history', () => history(browser, daemon));
+    await step('time axis', () => timeAxis(browser, daemon));
     await step('long history', () => longHistory(browser, daemon));
     await step('session', () => session(browser, daemon, clients));
   });

@@ -7,6 +7,13 @@ import {color} from './palette.js';
 const LEAST_SECONDS = 60;  // shown of what has just begun
 const HEADROOM = 1.03;     // a line at the end of the scale is whole
 const LABEL_ROOM = 30;     // at the right: half of the last label of the time axis
+const MINUTE = 60;
+const HOUR = 60 * MINUTE;
+const DAY = 24 * HOUR;
+// Seconds between the labels of the time axis. Each step is less than three times the step before, so that a range with
+// room for three labels of the smaller step has at least one label of the larger step.
+const LABEL_STEPS = [1, 2, 5, 10, 15, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE,
+  HOUR, 2 * HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 5 * DAY, 10 * DAY];
 
 // Sums from the bottom: the largest is drawn first.
 function columns(data) {
@@ -58,6 +65,11 @@ function timeRange(times) {
   return [Math.min(times[0] / 1000, end - LEAST_SECONDS), end];
 }
 
+// uPlot places the first label without a look at the end of the scale. Takes out times beyond the end.
+function withinScale(u, times) {
+  return times.map((s) => (s <= u.scales.x.max ? s : null));
+}
+
 // `step`: seconds between labels.
 function timeLabel(date, step) {
   if (step < 60) return clock(date);
@@ -71,9 +83,10 @@ export class Chart {
   constructor(parent, data) {
     this.parent = parent;
     this.data = data;
+    const grid = {stroke: () => color('--line'), width: 1};
     const axis = {
       stroke: () => color('--muted'),
-      grid: {stroke: () => color('--line'), width: 1},
+      grid,
       ticks: {show: false},
       font: '11px system-ui, sans-serif',
     };
@@ -85,8 +98,9 @@ export class Chart {
       cursor: {y: false, points: {show: false}},
       scales: {x: {range: () => timeRange(this.data.time_ms)}, y: {range: () => [0, HEADROOM * this.data.top]}},
       axes: [
-        {...axis, size: 30, gap: 9, space: 72, values: (u, times, axisIndex, space, step) =>
-          times.map((s) => timeLabel(new Date(1000 * s), step))},
+        {...axis, size: 30, gap: 9, space: 72, incrs: LABEL_STEPS, filter: withinScale, grid: {...grid, filter: withinScale},
+          values: (u, times, axisIndex, space, step) =>
+            times.map((s) => (s === null ? null : timeLabel(new Date(1000 * s), step)))},
         // Powers of two, so that labels are round in the units of memory.
         {...axis, size: 62, values: (u, values) => values.map(shortBytes),
           splits: () => [0, 0.25, 0.5, 0.75, 1].map((part) => part * this.data.top)},
