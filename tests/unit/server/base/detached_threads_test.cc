@@ -17,7 +17,8 @@ namespace {
 
 using testing_support::WaitFor;
 
-// Counts its calls, and is held at the gate. Shared, since threads may outlive the test.
+// Counts calls of the task, and holds each call at the gate. Tests share the struct with threads, which may outlive a
+// test.
 struct HeldTask {
   Gate gate;
   std::atomic<int> begun = 0;

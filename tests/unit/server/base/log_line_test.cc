@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 constexpr char kHostile[] = "a\"b\\c\nd\te=f\x01 \xC3\xBC \xFF{}";
 
-// Collects what is logged.
+// Collects the log.
 class LogLineTest : public ::testing::Test {
  protected:
   LogLineTest() {
@@ -89,9 +89,9 @@ TEST_F(LogLineTest, PlainLinesAreJsonToo) {
 
 TEST_F(LogLineTest, NobodyWritesALineThatLooksReady) {
   SetLogFormat(LogFormat::kJson, /*times=*/true);
-  // What clients send is logged behind words of ours: it cannot pass for keys.
+  // The log line puts the daemon's words before a client's text: the text cannot pass for keys.
   LogClientEvent(spdlog::level::warn, "protobuf: {}", "\x01\"event\":\"forged\"");
-  // Before it there may be a line on events that were left out, of tests before this one.
+  // Earlier tests may leave a line about left-out events before the last line.
   EXPECT_FALSE(json::parse(Lines().back()).contains("event"));
 }
 

@@ -27,7 +27,7 @@ TEST(MemoryTrimTest, WhatIsFreedBetweenLivingBlocksGoesBack) {
   constexpr size_t kBlocks = 100'000;
   constexpr size_t kBlockBytes = 1000;
   MemoryTrim trim;
-  trim.Look();  // whatever other tests have left
+  trim.Look();  // accounts for memory of earlier tests
   while (trim.Look()) {
   }
   std::vector<std::unique_ptr<std::byte[]>> blocks;

@@ -92,7 +92,7 @@ TEST_F(PeerQueueTest, WhoHasLeftIsNotDropped) {
   EXPECT_THAT(dropped_, ElementsAre("a2"));
 }
 
-// A connection that is closed leaves the queue, at once or later.
+// A closed connection leaves the queue, at once or later.
 TEST_F(PeerQueueTest, WhoIsDroppedMayLeaveMeanwhile) {
   PeerQueue::EntryId ticket = 0;
   ticket = queue_.Add("a", [&] { queue_.Remove(ticket); });

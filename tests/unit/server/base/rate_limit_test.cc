@@ -14,7 +14,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-// Any moment.
+// Stands for any moment.
 constexpr SteadyTime kStart = SteadyTime(seconds(1000));
 
 TEST(TokenBucketTest, ABurstThenTheRate) {
@@ -97,7 +97,7 @@ TEST(CallRatesTest, QuietUsersAreForgotten) {
     ASSERT_TRUE(rates.Take(uid, now).ok());
     now += milliseconds(1);
   }
-  // A bucket is full again after 200 ms.
+  // A user's bucket is full again after 200 ms.
   EXPECT_LE(rates.users(), 1000u);
   for (int i = 0; i < 8; ++i) EXPECT_TRUE(rates.Take(99'999, now).ok()) << i;
   for (uid_t uid = 200'000; uid < 200'500; ++uid) ASSERT_TRUE(rates.Take(uid, now).ok());

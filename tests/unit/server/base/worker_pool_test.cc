@@ -72,7 +72,7 @@ TEST(WorkerPoolTest, RunsAsManyTasksAtATimeAsItMay) {
   Gate gate;
   WorkerPool pool(3);
   for (int i = 0; i < 3; ++i) pool.Submit([&] { gate.Pass(); });
-  gate.AwaitArrivals(3);  // with fewer threads this would never return
+  gate.AwaitArrivals(3);  // with fewer threads, the call would never return
   gate.Open();
 }
 
@@ -81,7 +81,7 @@ TEST(WorkerPoolTest, ABusyThreadDoesNotHoldUpTheNextTask) {
   Gate quick;
   quick.Open();
   WorkerPool pool(2);
-  // A thread that has become idle once, and is then taken by the slow task.
+  // A thread becomes idle, and then takes the slow task.
   pool.Submit([&] { quick.Pass(); });
   quick.AwaitArrivals(1);
   pool.Submit([&] { slow.Pass(); });
@@ -117,7 +117,7 @@ TEST(WorkerPoolTest, NeverRunsMoreThanItMay) {
 }
 
 TEST(SerialQueueTest, RunsInOrderOneAtATime) {
-  std::vector<int> order;  // guarded by the promise under test
+  std::vector<int> order;  // guarded by the queue, which runs a task at a time
   std::atomic<int> running = 0;
   {
     WorkerPool pool(4);
@@ -129,7 +129,7 @@ TEST(SerialQueueTest, RunsInOrderOneAtATime) {
         std::this_thread::yield();
         --running;
       };
-      while (!queue->Submit(task)) std::this_thread::yield();  // full
+      while (!queue->Submit(task)) std::this_thread::yield();  // the queue is full
     }
   }
   ASSERT_EQ(order.size(), 500u);
@@ -145,7 +145,7 @@ TEST(SerialQueueTest, KeepsOneThreadBusyAtMost) {
   const auto free = std::make_shared<SerialQueue>(&pool);
   for (int i = 0; i < 10; ++i) blocked->Submit([&] { gate.Pass(); });
   gate.AwaitArrivals(1);
-  // Were the blocked queue to take both threads, these would never run.
+  // These tasks would never run if the blocked queue took both threads.
   for (int i = 0; i < 10; ++i) free->Submit([&] { other.Pass(); });
   other.AwaitArrivals(10);
   gate.Open();

@@ -29,7 +29,7 @@ absl::StatusOr<Config> Read(const std::string& text) {
   return CheckConfig(ParseConfigText("test.textproto", text));
 }
 
-// deploy/vrambroker.textproto, which is also the man page.
+// Reads deploy/vrambroker.textproto, which is also the man page.
 TEST(ConfigTest, TheExampleShowsEveryFieldWithItsDefault) {
   const absl::StatusOr<ConfigText> example =
       ReadConfigFile(absl::StrCat(testing_support::paths::kSourceDir, "/deploy/vrambroker.textproto"));
@@ -38,8 +38,8 @@ TEST(ConfigTest, TheExampleShowsEveryFieldWithItsDefault) {
   ASSERT_TRUE(config.ok()) << config.status();
   const absl::StatusOr<Config> defaults = Read("");
   ASSERT_TRUE(defaults.ok()) << defaults.status();
-  // These are the service's: a service for GPUs is not to serve the host's memory when their driver is not ready, and
-  // its claims are to outlive a reboot.
+  // The example sets these two fields for the service: a service for GPUs must not serve the host's memory when the GPU
+  // driver is not ready, and the service's claims must outlive a reboot.
   EXPECT_THAT(FieldsThatNeedARestart(*defaults, *config), ::testing::ElementsAre("claims_file", "device"));
   EXPECT_EQ(config->device, DeviceChoice::kCuda);
   EXPECT_EQ(config->session_limit, defaults->session_limit);
@@ -320,7 +320,7 @@ TEST(ConfigTest, FaultsNameLineAndColumn) {
   EXPECT_THAT(message("\n  device: 'x'"), HasSubstr("\n  test.textproto:2:3: device: 'x'"));
   EXPECT_THAT(message("session_limit {\n    fraction: 7\n}"),
               HasSubstr("test.textproto:2:5: session_limit.fraction: 7"));
-  // A field that is in no file, but on the command line.
+  // The command line sets a field that is in no file.
   ConfigText flags;
   flags.proto.set_device("x");
   EXPECT_THAT(std::string(CheckConfig(flags).status().message()), HasSubstr("\n  device: 'x'"));
@@ -553,7 +553,7 @@ TEST(ConfigRulesTest, ThePolicyIsWhatTheConfigurationSays) {
 
 // ---- Reloading ----
 
-// Each field is told when it changes, or needs no restart: one that is added must be decided about here.
+// Each field is reported when the field changes, or needs no restart. A new field needs a decision in this test.
 TEST(ConfigReloadTest, EveryFieldNeedsARestartOrNot) {
   const std::map<std::string, std::string> values = {
       {"socket_dir", "'/x'"},
@@ -610,7 +610,7 @@ TEST(ConfigReloadTest, EveryFieldNeedsARestartOrNot) {
     EXPECT_EQ(FieldsThatNeedARestart(*running, *wanted),
               is_live ? std::vector<std::string>() : std::vector<std::string>{field});
   }
-  // The same value in other words is no change.
+  // The same value in another spelling is no change.
   EXPECT_TRUE(FieldsThatNeedARestart(*running, *Read("device: 'auto' headroom: '1024MiB' host_devices: 1")).empty());
 }
 

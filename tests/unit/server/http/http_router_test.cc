@@ -81,10 +81,10 @@ TEST(HttpRouterTest, OnItsOwnMachineOnlyLocalHostsAreServed) {
     const HttpRouter::Match match = Router().Find({.method = "GET", .path = "/", .host = host});
     EXPECT_EQ(match.refusal.code, 403) << host;
     EXPECT_THAT(match.refusal.body, HasSubstr("http_address"));
-    // On an address of the network, any name may lead here.
+    // A daemon on a network address answers to any host name.
     EXPECT_NE(Router(false).Find({.method = "GET", .path = "/", .host = host}).page, nullptr) << host;
   }
-  EXPECT_NE(Router().Find({.method = "GET", .path = "/"}).page, nullptr);  // HTTP/1.0
+  EXPECT_NE(Router().Find({.method = "GET", .path = "/"}).page, nullptr);  // an HTTP/1.0 request needs no host
 }
 
 TEST(ParseQueryTest, Decodes) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the HTTP server does with connections: how many, whose, for how long. Its pages: http_router_test.cc.
+// Tests of the HTTP server's connections: number, users and duration. http_router_test.cc tests the pages.
 #include "server/http/http_server.h"
 
 #include <gmock/gmock.h>
@@ -91,7 +91,7 @@ class HttpServerTest : public ::testing::Test {
     EXPECT_EQ(send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
     return fd;
   }
-  // `number` connections that ask for the path, take one byte of the answer, and no more.
+  // Opens `number` connections. Each connection asks for the path, and takes one byte of the answer.
   std::vector<UniqueFd> ReadOneByteEach(const std::string& path, int number) const {
     std::vector<UniqueFd> connections;
     for (int i = 0; i < number; ++i) {
@@ -101,11 +101,11 @@ class HttpServerTest : public ::testing::Test {
     }
     return connections;
   }
-  // `number` connections of another user, each with the request.
+  // Opens `number` connections of another user, and sends the request on each connection.
   std::vector<UniqueFd> ConnectAs(uid_t uid, int number, const std::string& request = "") const {
     std::vector<UniqueFd> connections;
     std::thread([&] {
-      ASSERT_EQ(syscall(SYS_setresuid, -1, uid, -1), 0);  // of this thread alone
+      ASSERT_EQ(syscall(SYS_setresuid, -1, uid, -1), 0);  // changes this thread's user only
       for (int i = 0; i < number; ++i) connections.push_back(Connect(request));
     }).join();
     return connections;
@@ -124,7 +124,7 @@ class HttpServerTest : public ::testing::Test {
   }
   uint64_t dropped(HttpDrop reason) const { return figures_.dropped[static_cast<size_t>(reason)]; }
 
-  // Lets those who ask for /blocked and /alone have it.
+  // Lets waiting requests for /blocked and /alone go on.
   void Unblock() {
     blocks_ = false;
     blocks_.notify_all();
@@ -151,7 +151,7 @@ TEST_F(HttpServerTest, SilentConnectionsAreBoundedAndTheOldestMakesRoom) {
   EXPECT_GT(dropped(HttpDrop::kTooMany), 100u);
 }
 
-// Also of a connection by IPv4 to a socket for IPv6.
+// Covers also an IPv4 connection to an IPv6 socket.
 TEST_F(HttpServerTest, APeerOfThisMachineIsItsUser) {
   for (const char* host : {"127.0.0.1", "::"}) {
     const absl::StatusOr<SocketAddress> any = Resolve({.host = host, .port = 0});
@@ -174,7 +174,8 @@ TEST_F(HttpServerTest, ConnectionsGoByTheUserAtTheOtherEnd) {
   EXPECT_FALSE(IsClosed(own)) << "another user's share was full, not this one's";
 }
 
-// Who has closed his end already has no name any more. All such are one peer, whatever address they chose.
+// The kernel names no user for a client that has closed its end. All such clients are one peer, whatever address each
+// client uses.
 TEST_F(HttpServerTest, APeerOfThisMachineWithoutANameIsNoOtherPeerForEachOfItsAddresses) {
   const absl::StatusOr<SocketAddress> any = Resolve({.host = "127.0.0.1", .port = 0});
   const absl::StatusOr<UniqueFd> listener = any.ok() ? ListenHttp(*any) : any.status();
@@ -192,7 +193,7 @@ TEST_F(HttpServerTest, APeerOfThisMachineWithoutANameIsNoOtherPeerForEachOfItsAd
   }
 }
 
-// Each connection is asked for anew: once the kernel tells again, the user is known.
+// The server looks up each connection's user anew: the user is known once the kernel answers again.
 TEST_F(HttpServerTest, APeerThatCouldNotBeFoundIsFoundTheNextTime) {
   const absl::StatusOr<SocketAddress> any = Resolve({.host = "127.0.0.1", .port = 0});
   const absl::StatusOr<UniqueFd> listener = any.ok() ? ListenHttp(*any) : any.status();
@@ -211,7 +212,7 @@ TEST_F(HttpServerTest, APeerThatCouldNotBeFoundIsFoundTheNextTime) {
   EXPECT_EQ(HttpPeer(accepted.get()), known);
 }
 
-// A user has a share of the places in which costly pages are made; another one's is made beside them.
+// A user has a share of the places for making costly pages. A page of another user takes a place beside that share.
 TEST_F(HttpServerTest, CostlyPagesOfOneUserDoNotKeepThoseOfAnotherWaiting) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   Start(512);
@@ -223,7 +224,7 @@ TEST_F(HttpServerTest, CostlyPagesOfOneUserDoNotKeepThoseOfAnotherWaiting) {
   Unblock();
 }
 
-// Two users together have all places: then those who wait take turns, however many one of them has sent before.
+// Two users together have all places. Waiting users then take turns, however many requests a user has sent before.
 TEST_F(HttpServerTest, UsersTakeTurnsWhereAllPlacesAreTaken) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   Start(512);
@@ -238,7 +239,7 @@ TEST_F(HttpServerTest, UsersTakeTurnsWhereAllPlacesAreTaken) {
   EXPECT_THAT(ReadAll(second.back()), HasSubstr("at last"));
 }
 
-// A place is for making a page: who does not read it has none any more.
+// A place is for making a page: a client that does not read its finished page holds no place.
 TEST_F(HttpServerTest, WhoDoesNotReadCostlyPagesTakesNoPlace) {
   Start(512);
   const std::vector<UniqueFd> slow = ReadOneByteEach("/costly", 6);
@@ -257,7 +258,7 @@ TEST_F(HttpServerTest, LargePagesAreMadeOneAtATime) {
   EXPECT_EQ(blocked_, 5);
 }
 
-// What is sent takes memory until it is read: a peer has a share of that, too.
+// Pages take memory until clients read them. A peer has a share of that memory, too.
 TEST_F(HttpServerTest, WhoDoesNotReadHasABoundedPartOfTheMemory) {
   Start(512);
   const std::vector<UniqueFd> slow = ReadOneByteEach("/large", 12);
@@ -282,7 +283,7 @@ TEST_F(HttpServerTest, AnswersThatNobodyReadsAreBoundedAndTheOldestMakesRoom) {
   for (int i = 0; i < 40; ++i) {
     slow.push_back(Connect("GET /large HTTP/1.0\r\n\r\n"));
     char byte = 0;
-    ASSERT_EQ(recv(slow.back().get(), &byte, 1, 0), 1);  // and no more
+    ASSERT_EQ(recv(slow.back().get(), &byte, 1, 0), 1);  // reads no further byte
     ASSERT_EQ(HttpGet(port(), "/")->body, "hi") << i;
   }
   EXPECT_TRUE(WaitFor([&] { return dropped(HttpDrop::kTooMany) > 0; }));
@@ -300,7 +301,7 @@ TEST_F(HttpServerTest, WhatIsNoRequestIsRefused) {
               AllOf(StartsWith("HTTP/1.1 400 "), HasSubstr("the request has 2 Host headers; send one")));
   EXPECT_THAT(ReadAll(Connect("GET / HTTP/1.1\r\n\r\n")),
               AllOf(StartsWith("HTTP/1.1 400 "), HasSubstr("the request has no Host header")));
-  // The body, which nobody reads, does not keep the answer from its client.
+  // The unread body does not keep the answer from its client.
   EXPECT_THAT(ReadAll(Connect("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n" +
                               std::string(100000, 'x'))),
               StartsWith("HTTP/1.1 405 "));

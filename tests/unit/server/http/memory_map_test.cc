@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the page's memory map keeps of the answers of sessions: of their blocks, and of the names of their scopes.
+// Tests of the page's memory map: how much the map keeps of sessions' blocks and of their scopes' names.
 #include "server/http/memory_map.h"
 
 #include <gmock/gmock.h>
@@ -23,11 +23,11 @@ using ::testing::SizeIs;
 
 class MemoryMapTest : public BrokerTest {
  protected:
-  // Sessions here answer without a client: how long one is waited for does not matter.
+  // Sessions in these tests answer without a client: the patience does not matter.
   static MemoryMapOptions Keeping(size_t max_blocks) {
     return {.patience = std::chrono::hours(1), .max_blocks = max_blocks};
   }
-  // 64 of them within one another, as deep as they may be, and the longest that there are.
+  // Returns the innermost of kMaxDepth nested scopes. The outer scopes have the longest names.
   static ScopeId DeepScope(Session& session, const std::string& innermost) {
     const std::string name(ScopeTable::kMaxNameBytes, 'd');
     std::vector<RemoteSession::NamedScope> scopes(ScopeTable::kMaxDepth - 1, {.name = name});
@@ -37,7 +37,7 @@ class MemoryMapTest : public BrokerTest {
   void AllocateIn(const SessionPtr& session, ScopeId scope) {
     ASSERT_TRUE(Allocate(session, 512, 0, 0, {.scope = scope}).ok());
   }
-  // `blocks` of them, each in a scope of its own.
+  // Opens a session with `blocks` blocks, each in its own scope.
   SessionPtr OpenWithScopes(const std::string& name, int blocks) {
     const SessionPtr session = Open(name);
     for (int i = 0; i < blocks; ++i) AllocateIn(session, DeepScope(*session, absl::StrCat("layer", i)));
@@ -57,7 +57,7 @@ TEST_F(MemoryMapTest, APathIsCarriedOnceHoweverManyBlocksHaveIt) {
   ASSERT_THAT(names, SizeIs(scope + 1));
   EXPECT_THAT(names[scope], SizeIs(kMaxScopePathBytes));
   EXPECT_THAT(names[scope], EndsWith("dd/layer"));
-  // The scopes around it hold no block themselves.
+  // The outer scopes hold no blocks themselves.
   EXPECT_THAT(std::vector<std::string>(names.begin(), names.end() - 1), Each(IsEmpty()));
 }
 
@@ -105,14 +105,14 @@ TEST_F(MemoryMapTest, SaysWhatEachScopeHolds) {
   EXPECT_EQ(weights.allocated_bytes, 512u);
   EXPECT_EQ(weights.bytes_at_peak, 512u);
   EXPECT_EQ(weights.blocks, 1u);
-  // All of its segment but the block itself.
+  // The scope pins its whole segment except the block.
   EXPECT_EQ(weights.pinned_hole_bytes, device.segments.at(0).info.bytes - 512);
   const ScopeUse& activations = device.sessions[0].scope_uses[1];
   EXPECT_EQ(activations.scope, "activations");
   EXPECT_EQ(activations.allocated_bytes, 0u);
   EXPECT_EQ(activations.bytes_at_peak, 2048u);
   EXPECT_EQ(activations.pinned_hole_bytes, 0u);
-  // A name of a scope without blocks is not in the list that blocks point into.
+  // The list that blocks point into lacks names of scopes without blocks.
   EXPECT_THAT(device.sessions[0].scopes, testing::ElementsAre("", "", "weights"));
 }
 
@@ -132,7 +132,7 @@ TEST_F(MemoryMapTest, OfManyScopesThoseThatHoldMostAreCarried) {
               testing::Contains(testing::Field(&ScopeUse::scope, absl::StrCat("step ", MemoryMap::kMaxScopeUses))));
 }
 
-// What a scope has takes as much memory as its name, and counts as much.
+// The figures of a scope take as much memory as the scope's name, and count as much.
 TEST_F(MemoryMapTest, WhatScopesHoldCountsAgainstWhatIsKept) {
   constexpr size_t kScopes = 100;
   const SessionPtr session = Open("peak");
@@ -140,12 +140,12 @@ TEST_F(MemoryMapTest, WhatScopesHoldCountsAgainstWhatIsKept) {
     const std::string name = absl::StrCat("step ", i);
     AllocateIn(session, session->remote()->FindScope(std::vector<RemoteSession::NamedScope>{{.name = name}}));
   }
-  // Names and blocks alone would fit.
+  // Names and blocks without the figures would fit.
   MemoryMap map(broker_.get(), Keeping(10 * kScopes));
   EXPECT_EQ(map.Get(0).sessions.at(0).answer, MappedSession::Answer::kTooManyBlocks);
 }
 
-// Of all sessions together: each alone would be kept.
+// Each session alone would fit the bound; all sessions together do not.
 TEST_F(MemoryMapTest, NamesOfAllSessionsTogetherAreBounded) {
   constexpr int kSessions = 4;
   constexpr int kBlocks = 100;

@@ -22,7 +22,7 @@ class PageTurnsTest : public ::testing::Test {
     turns_.Add(peer,
                {.make = [this, name] { made_.push_back(name); }, .refuse = [this, name] { refused_.push_back(name); }});
   }
-  // What was begun by now, since the last time.
+  // Returns the pages begun since the last call.
   std::vector<std::string> Made() { return std::exchange(made_, {}); }
 
   PageTurns turns_{6, 16};
@@ -56,7 +56,7 @@ TEST_F(PageTurnsTest, PeersTakeTurns) {
   EXPECT_THAT(Made(), ElementsAre("b4"));
 }
 
-// Who asks again after each page does not go before who waits.
+// A peer that asks again after each page does not go before a waiting peer.
 TEST_F(PageTurnsTest, WhoComesAgainAndAgainKeepsNobodyWaiting) {
   PageTurns one(1, 16);
   std::vector<std::string> made;

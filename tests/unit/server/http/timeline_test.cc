@@ -36,7 +36,7 @@ TEST(TimelineTest, WhatIsOldGoesAlsoWhenTheMachineSlept) {
   for (uint64_t i = 0; i < 10; ++i) Add(timeline, kStart + i * Timeline::kPeriod, i);
   Add(timeline, kStart + std::chrono::seconds(10) + Timeline::kLength, 10);
   const std::vector<TimelineSample> samples = timeline.Get(0);
-  ASSERT_EQ(samples.size(), 6u);  // those of the seconds 10 to 18, and the new one
+  ASSERT_EQ(samples.size(), 6u);  // samples of seconds 10 to 18, and the new sample
   EXPECT_EQ(samples.front().allocated_bytes, 5u);
   Add(timeline, kStart + std::chrono::hours(8), 11);
   EXPECT_EQ(timeline.Get(0).size(), 1u);
@@ -52,7 +52,7 @@ TEST(TimelineTest, AClockThatIsSetBackDrawsNoLineBack) {
   EXPECT_EQ(samples[4].allocated_bytes, 100u);
 }
 
-// Sessions on two devices, with the bytes that each has reserved of them.
+// Returns a view of sessions on two devices. `sessions`: each session's id and its reserved bytes by device.
 BrokerView ViewOfSessions(const std::vector<std::pair<uint64_t, std::vector<uint64_t>>>& sessions) {
   BrokerView view;
   view.devices.resize(2);

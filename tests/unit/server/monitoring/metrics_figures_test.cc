@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Figures of the exposition. In the view every figure is a different prime: the test notices a series that takes its
+// Figures of the exposition. Each figure in the view is a different prime: the test notices a series that takes its
 // neighbour's figure, forgets a part of a sum, or has another type.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ Stat Figures(uint64_t current, uint64_t peak, uint64_t allocated, uint64_t freed
   return {.current = current, .peak = peak, .allocated = allocated, .freed = freed};
 }
 
-// Figures of one heap.
+// Returns the figures of Ann's heap.
 MemoryStats HeapOfAnn() {
   MemoryStats stats;
   stats.allocation.all = Figures(1009, 1013, 1019, 1021);
@@ -85,8 +85,8 @@ SessionView& AddSession(BrokerView& view, const std::string& name, const std::st
   return session;
 }
 
-// Adds sessions. There is room for the series of two pairs of session and device, both of the first session: the other
-// pairs are folded. Some of these have a single figure that shows their use. The last sessions have none.
+// Adds sessions. Two pairs of session and device have room for their own series, both of the first session: the other
+// pairs are folded. Some folded pairs have a single figure that shows their use. The last sessions have no figures.
 void AddSessions(BrokerView& view) {
   SessionView& ann = AddSession(view, "ann", "a", 0);
   ann.caller.uid = 7;
@@ -132,7 +132,7 @@ void AddSessions(BrokerView& view) {
   AddSession(view, "held once", "c", 1669).devices[0].stats.reserved_bytes.all.peak = 1693;
   AddSession(view, "in a claim", "c", 1709).devices[0].account.guarantee_bytes = 1699;
   view.sessions.back().devices[0].account.share = ClaimId{1};
-  view.sessions.back().devices[0].account.share_limit_bytes = 1697;  // the lower of the two
+  view.sessions.back().devices[0].account.share_limit_bytes = 1697;  // the lower limit of the two
   AddSession(view, "new", "c", 1721);
   AddSession(view, "ending", "c", 1723).state = SessionState::kClosed;
 }
@@ -236,13 +236,13 @@ void FillDevices(BrokerView& view) {
   first.quarantined_bytes = 2707;
   first.left_behind_bytes = 2711;
 
-  // Figures that sessions count themselves are ahead of the daemon's.
+  // Figures that sessions count themselves are ahead of the daemon's figures.
   DeviceView& second = view.devices[1];
   second.properties = {.uuid = "FAKE-2", .name = "second"};
   second.pool.idle_bytes = 2713;
   second.pool.reserved_bytes = 2719;
   second.health = absl::InternalError("gone");
-  second.longest_waiting = hours(1);  // and none waits
+  second.longest_waiting = hours(1);  // no request waits
   second.leased_bytes = 2729;
   second.stats.active_bytes.all.current = 100069;
   second.stats.allocated_bytes.all.current = 2731;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a scrape says: of brokers with known sessions, of many sessions, and of failures.
+// Tests of scrapes: of a broker with known sessions, of many sessions, and of failures.
 #include "server/monitoring/metrics.h"
 
 #include <gmock/gmock.h>
@@ -39,7 +39,7 @@ using testing_support::MetricsPage;
 
 constexpr size_t kNoBound = 100'000;
 
-// As a page has them.
+// Returns the families' text as a page shows the text.
 std::string Written(const std::vector<prometheus::MetricFamily>& families) {
   std::string text;
   AppendText(families, text);
@@ -58,7 +58,7 @@ TEST(MetricFamiliesTest, HostileLabelsDoNotBreakThePage) {
   EXPECT_EQ(WrittenLabel(""), "# TYPE a gauge\na{b=\"\"} 1\n");
   EXPECT_EQ(WrittenLabel("q\"b\\n\nü,} 1"), "# TYPE a gauge\na{b=\"q\\\"b\\\\n\\nü,} 1\"} 1\n");
   EXPECT_THAT(WrittenLabel("\xF0\x9F\x98\x80"), HasSubstr("\"\xF0\x9F\x98\x80\""));
-  // A byte alone, an overlong slash, a surrogate, one beyond Unicode, one cut off.
+  // Covers a lone byte, an overlong slash, a surrogate, a code point beyond Unicode, and a sequence that is cut off.
   EXPECT_THAT(WrittenLabel("\xFFz"), HasSubstr("\"\xEF\xBF\xBDz\""));
   for (const char* bad : {"\xC0\xAF", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xE2\x82"}) {
     const std::string written = WrittenLabel(bad);
@@ -69,7 +69,7 @@ TEST(MetricFamiliesTest, HostileLabelsDoNotBreakThePage) {
 
 TEST(MetricFamiliesTest, FamiliesAndHistogramsAreWritten) {
   prometheus::Histogram histogram({0.001, 0.5});
-  histogram.Observe(0.001);  // a bound is part of what is below it
+  histogram.Observe(0.001);  // a bucket includes its bound
   histogram.Observe(0.002);
   histogram.Observe(3);
   MetricFamilies out;
@@ -175,7 +175,7 @@ class BrokerMetricsTest : public ::testing::Test {
     client->session = *session;
     return *session;
   }
-  // The answer, when the workers have nothing left to do for the session.
+  // Returns the answer once the workers have nothing left to do for the session.
   absl::StatusOr<Allocation> Allocate(const SessionPtr& session, uint64_t bytes, uint64_t device = 0) {
     const auto answered = std::make_shared<Gate>();
     answered->Open();
@@ -205,7 +205,7 @@ class BrokerMetricsTest : public ::testing::Test {
 
   std::atomic<uint64_t> next_segment_ = 1;
   std::unique_ptr<WorkerPool> workers_ = std::make_unique<WorkerPool>(4);
-  std::vector<std::shared_ptr<FakeDevice::Control>> controls_;  // by device
+  std::vector<std::shared_ptr<FakeDevice::Control>> controls_;  // indexed by device
   std::vector<std::unique_ptr<SegmentPool>> pools_;
   std::unique_ptr<Broker> broker_;
   RpcMeter rpcs_;
@@ -231,7 +231,7 @@ TEST_F(BrokerMetricsTest, FiguresOfClientsAndDevices) {
   reported.allocated_bytes.Up(PoolKind::kLarge, 5_MiB);
   reported.active_bytes.Up(PoolKind::kLarge, 5_MiB);
   reported.reserved_bytes.Up(PoolKind::kLarge, 10_MiB);
-  reported.free.Add(1_GiB);  // more than it holds
+  reported.free.Add(1_GiB);  // more than the session holds
   reported.num_alloc_retries = 7;
   leased->leased()->Report(0, reported);
   std::optional<absl::Status> leasing;
@@ -253,7 +253,7 @@ TEST_F(BrokerMetricsTest, FiguresOfClientsAndDevices) {
   EXPECT_EQ(device("capacity_bytes"), Mib(64));
   EXPECT_EQ(device("memory_free_bytes"), Mib(64)) << "as of the last health check";
   ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
-  // The refused request has made the cache be given back, to the daemon.
+  // The refused request gives the session's cache back to the daemon.
   EXPECT_EQ(device("idle_bytes"), Mib(20));
   EXPECT_EQ(device("leased_bytes"), Mib(12));
   EXPECT_EQ(device("reserved_bytes"), Mib(32));
@@ -298,7 +298,7 @@ TEST_F(BrokerMetricsTest, FiguresOfClientsAndDevices) {
   EXPECT_EQ(client("leased", "blocks"), 2);
   EXPECT_EQ(client("leased", "segments"), 1);
 
-  // At rest the sums agree.
+  // Sums of sessions and devices agree at rest.
   for (const char* name : {"allocated_bytes", "active_bytes", "requested_bytes", "inactive_split_bytes", "blocks",
                            "segments", "alloc_retries_total", "waiting_requests"}) {
     EXPECT_EQ(page.Sum(absl::StrCat("vrambroker_client_", name), {{"gpu", "0"}}), device(name)) << name;
@@ -347,7 +347,7 @@ TEST_F(BrokerMetricsTest, WhatProcessesUse) {
   EXPECT_EQ(device("uncounted_process_bytes", {{"process", "_other"}}), Mib(15)) << "the five smallest";
 }
 
-// Every counter of devices and of the daemon, by name and labels.
+// Returns each counter of devices and of the daemon, by name and labels.
 std::map<std::string, double> Counters(const std::string& text) {
   std::map<std::string, double> counters;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
@@ -380,7 +380,7 @@ TEST_F(BrokerMetricsTest, SeriesOfASessionEndWithItAndCountersOfDevicesDoNotFall
   for (const auto& [series, value] : before) EXPECT_GE(after.at(series), value) << series;
   EXPECT_EQ(after.at("vrambroker_sessions_closed_total{reason=\"goodbye\"}"), 1);
   EXPECT_EQ(after.at("vrambroker_sessions_opened_total"), 1);
-  // What it left is handed over to the next one of its tenant.
+  // The daemon hands the memory of the ended session over to the tenant's next session.
   ASSERT_TRUE(Allocate(Open("next"), 3_MiB, 1).ok());
   EXPECT_EQ(Page().Value("vrambroker_device_handovers_total", {{"gpu", "1"}}), 1);
   EXPECT_EQ(Page().Value("vrambroker_device_handover_bytes_total", {{"gpu", "1"}}), Mib(20));
@@ -392,8 +392,8 @@ TEST_F(BrokerMetricsTest, ReclaimAndWaits) {
   ASSERT_TRUE(block.ok());
   ASSERT_TRUE(broker_->allocations().Free(holder, {block->block}).ok());
   const SessionPtr needy = Open("needy", 2000);
-  ASSERT_TRUE(Allocate(needy, 30_MiB).ok());  // the other one gives its idle segment back
-  // The reclaim is counted at the end of the task that made the memory free.
+  ASSERT_TRUE(Allocate(needy, 30_MiB).ok());  // the other session gives its idle segment back
+  // The last step of the task that frees the memory counts the reclaim.
   const auto counted = std::make_shared<Gate>();
   counted->Open();
   holder->slow_calls().Submit([counted] { counted->Pass(); });
@@ -463,7 +463,7 @@ TEST(LogDocumentTest, NamesEachEvent) {
 
 // ---- Many ----
 
-// `sessions` that use each of `devices`, the first ones with the most.
+// Returns a view of `sessions` sessions that use each of `devices` devices; earlier sessions use more.
 BrokerView Crowd(size_t sessions, size_t devices) {
   BrokerView view;
   view.devices.resize(devices);
@@ -491,7 +491,7 @@ TEST(FoldingTest, ThoseBeyondTheBoundAreSummedUp) {
   const BrokerView view = Crowd(10, 2);
   const Metrics metrics({.view = [&] { return view; }, .max_clients = 7});
   const MetricsPage page(metrics.Text());
-  // Three and a half sessions have series of their own.
+  // Seven pairs of session and device, hence three and a half sessions, have their own series.
   EXPECT_EQ(page.Count("vrambroker_client_reserved_bytes"), 7u + 2u);
   EXPECT_EQ(page.Count("vrambroker_client_reserved_bytes", {{"client", "training-of-a-large-model-3"}}), 1u);
   EXPECT_EQ(page.Value("vrambroker_clients_folded"), 7);
@@ -559,7 +559,7 @@ TEST(TenantRefusalsTest, CountsStayWhenSessionsAreGone) {
   EXPECT_EQ(page.Value("vrambroker_tenant_sessions_ended_after_oom_total", {{"tenant", "b"}, {"gpu", "1"}}), 1);
   EXPECT_EQ(page.Count("vrambroker_tenant_ooms_total", {{"tenant", "_other"}}), 0u);
 
-  // Tenants beyond the bound are counted together, for good: nobody who goes takes what is counted.
+  // Tenants beyond the bound share one count for good: a tenant that leaves takes no count away.
   for (const char* tenant : {"d", "e"}) refusals.Add(tenant);
   refusals.CountRefusal("d", 0, OomCause::kLimit);
   refusals.CountRefusal("e", 0, OomCause::kLimit);
@@ -576,7 +576,7 @@ TEST(TenantRefusalsTest, CountsStayWhenSessionsAreGone) {
   EXPECT_EQ(refused("_other", "0"), 2) << "a tenant of that name is counted there";
 }
 
-// Its session waited for its recording, and has ended meanwhile.
+// The refused session waits for its recording, and ends meanwhile.
 TEST(TenantRefusalsTest, ARefusalThatComesLateDoesNotBringItsTenantBack) {
   TenantRefusals refusals(1);
   refusals.Add("a");
@@ -639,12 +639,12 @@ TEST(FoldingTest, PairsInUseComeFirst) {
   EXPECT_EQ(page.Count("vrambroker_client_limit_bytes", {{"client", "_other"}}), 0u) << "nothing is missing";
 }
 
-// A dashboard finds a session by its info, and then its series: one without the other is of no use.
+// A dashboard finds a session by its info, and then the session's series: info without series is of no use.
 TEST(FoldingTest, WhoHasSeriesHasAnInfoAndNobodyElse) {
   BrokerView view = Crowd(12, 2);
   for (SessionView& session : view.sessions) {
     session.caller.uid = session.id <= SessionId{8} ? 7 : 8;
-    if (Raw(session.id) % 2 == 1) session.devices.assign(2, {});  // not in use: the others go first
+    if (Raw(session.id) % 2 == 1) session.devices.assign(2, {});  // not in use: sessions in use go first
   }
   for (const auto& [max_clients, max_clients_per_uid] :
        {std::pair<size_t, size_t>(100, 100), {7, 100}, {100, 3}, {9, 5}, {1, 1}}) {

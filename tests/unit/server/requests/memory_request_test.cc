@@ -12,7 +12,7 @@
 namespace vrambroker {
 namespace {
 
-// Counts how its waits end.
+// Counts how the request's waits end.
 class CountingRequest : public MemoryRequest {
  public:
   using MemoryRequest::MemoryRequest;

@@ -43,7 +43,7 @@ TEST(ClientQuestionsTest, SilenceEndsAQuestion) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(questions.Ask([](uint64_t) {}, milliseconds(10)).status()));
   uint64_t late = 0;
   EXPECT_FALSE(questions.Ask([&](uint64_t id) { late = id; }, milliseconds(1)).ok());
-  questions.Receive(late, 0, false, Nothing);  // nobody waits: nothing happens
+  questions.Receive(late, 0, false, Nothing);  // no caller waits: the answer has no effect
   questions.Receive(12345, 0, false, Nothing);
 }
 
@@ -70,7 +70,7 @@ TEST(ClientQuestionsTest, EachPartRenewsThePatience) {
   using Clock = std::chrono::steady_clock;
   constexpr milliseconds kPatience(2000);
   absl::StatusOr<ClientAnswer> answer = absl::UnknownError("not asked");
-  // Once more when the machine was so slow that a pause was longer than the patience.
+  // The test runs once more if the machine was so slow that a pause was longer than the patience.
   Clock::duration longest = kPatience;
   for (int run = 0; run < 10 && !answer.ok() && longest >= kPatience; ++run) {
     ClientQuestions questions;
@@ -122,7 +122,7 @@ TEST(ClientQuestionsTest, WhatIsWrongWithAnAnswerEndsIt) {
   EXPECT_TRUE(absl::IsResourceExhausted(questions.Ask(huge, kLong).status()));
 }
 
-// A client that comes back at once knows nothing of what was asked before.
+// A client that reconnects at once knows no earlier question.
 TEST(ClientQuestionsTest, OpeningAgainDoesNotReviveAQuestion) {
   ClientQuestions questions;
   const absl::StatusOr<ClientAnswer> answer = questions.Ask(

@@ -31,7 +31,7 @@ TEST(SessionRefusalsTest, WhatWasDoneForALeaseExplainsTheRefusalOfItsSize) {
   const auto explained = [&](int device, uint64_t bytes) {
     return refusals.TakeLeaseOutcome(device, bytes, now).waited.count();
   };
-  // Those of two threads, before the first one has its own explained.
+  // Adds outcomes of two threads before the first thread has its outcome explained.
   refusals.AddLeaseOutcome(0, 100, now, WaitedFor(40));
   refusals.AddLeaseOutcome(0, 200, now, WaitedFor(50));
   refusals.AddLeaseOutcome(0, 200, now, WaitedFor(60));
@@ -56,7 +56,7 @@ TEST(SessionRefusalsTest, AnOutcomeThatWasNotExplainedAtOnceIsForgotten) {
 
 TEST(SessionRefusalsTest, TheOldestOutcomesMakeRoom) {
   const SteadyTime now{std::chrono::hours(1)};
-  SessionRefusals refusals(/*devices=*/100);  // which changes nothing
+  SessionRefusals refusals(/*devices=*/100);  // the number of devices changes nothing
   for (uint64_t bytes = 0; bytes <= SessionRefusals::kMaxLeaseOutcomes; ++bytes) {
     refusals.AddLeaseOutcome(0, bytes, now, {.asked = {{SessionId{3}, true}}});
   }
@@ -73,7 +73,7 @@ TEST(SessionRefusalsTest, RecordingTakesATwentiethOfTheTime) {
   ASSERT_TRUE(refusals.StartRecording(now));
   EXPECT_FALSE(refusals.StartRecording(now)) << "one at a time";
   refusals.EndRecording(now, {});
-  // A program that tries again and again: those in a row, then one a second.
+  // A program that retries without pause gets its first recordings in a row, later recordings once a second.
   int in_a_row = 0;
   while (in_a_row < 100 && refusals.StartRecording(now)) {
     now += milliseconds(1);
@@ -86,7 +86,7 @@ TEST(SessionRefusalsTest, RecordingTakesATwentiethOfTheTime) {
   ASSERT_TRUE(refusals.StartRecording(now));
   refusals.EndRecording(now, milliseconds(1));
   EXPECT_FALSE(refusals.StartRecording(now));
-  // One that takes long: 20 times as long until there is room for the next.
+  // A long recording delays the next recording for 20 times as long.
   now += std::chrono::minutes(1);
   ASSERT_TRUE(refusals.StartRecording(now));
   refusals.EndRecording(now, std::chrono::seconds(2));

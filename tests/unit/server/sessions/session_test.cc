@@ -26,7 +26,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A client that records what it is told.
+// Records the daemon's messages to a client.
 class ClosingClient : public SessionEvents {
  public:
   void CloseSegments(absl::Span<const SegmentId> segments) override {
@@ -49,7 +49,7 @@ class ClosingClient : public SessionEvents {
   }
 
   std::function<void(absl::Span<const SegmentId>)> on_close;  // set before use
-  std::function<void(uint64_t id)> on_ask;                    // the same
+  std::function<void(uint64_t id)> on_ask;                    // set before use
 
  private:
   mutable Mutex mu_;
@@ -72,7 +72,7 @@ class SessionTest : public ::testing::Test {
     pool_ = std::make_unique<SegmentPool>(std::move(device), kCapacity, &next_segment_);
     pool_->OpenAccount(kId, {.pid = 1, .limit_bytes = kCapacity});
     client_ = std::make_shared<ClosingClient>();
-    // Closes at once what it is asked for.
+    // The client closes requested segments at once.
     client_->on_close = [this](absl::Span<const SegmentId> segments) { session_->SegmentsClosed(segments); };
     session_ = std::make_shared<RemoteSession>(MakeSetup({.max_blocks = max_blocks}, options));
   }
@@ -210,7 +210,7 @@ TEST_F(SessionTest, EndOfTheSessionWakesWhoWaitsForTheClient) {
 TEST_F(SessionTest, WaitsForNoClientWhenTooManyOthersDo) {
   const Allocation freed = Get(30_MiB);
   EXPECT_EQ(session_->Free({freed.block}), absl::OkStatus());
-  client_->on_close = nullptr;  // never answers
+  client_->on_close = nullptr;  // the client never answers
   absl::StatusOr<UserSlots::Slot> other = workers_.StartWaiting(/*uid=*/12345);
   ASSERT_TRUE(other.ok());
   EXPECT_EQ(session_->TrimSlowly(0).value_or(~uint64_t{0}), 0u);
@@ -270,7 +270,7 @@ TEST_F(SessionTest, TheHeapsOwnRefusalsHaveACause) {
 }
 
 TEST_F(SessionTest, LimitsAreThePoolsToRefuse) {
-  // The heap knows a fraction and a limit, and the account has neither.
+  // The heap knows a fraction and a limit; the account has no such bound.
   Make(/*max_blocks=*/100, {.per_process_memory_fraction = 0.25});
   session_->SetLimit(0, 16_MiB);
   EXPECT_EQ(Get(40_MiB).segment_bytes, 40_MiB);
@@ -311,7 +311,8 @@ TEST_F(SessionTest, OutOfMemoryEventsSayWhatWasLeft) {
   EXPECT_EQ(history[2].address, 2_MiB);
 }
 
-// A heap of its own reads the clock seldom; what a call over the network costs leaves time to read it for each block.
+// A client's own heap reads the clock seldom. The cost of a network call leaves time for reading the clock at each
+// block.
 TEST_F(SessionTest, EachBlockHasItsOwnTime) {
   session_->allocator(0).SetRecording(10, /*exact_times=*/false);
   Get(1_MiB);
@@ -374,7 +375,7 @@ TEST_F(SessionLeaseTest, WhatIsIdleIsHandedOverInTheirOrder) {
 TEST_F(SessionLeaseTest, WhatAClientSaysIsCutToWhatCanBeTrue) {
   const std::vector<Lease> leases = leased_->LeaseIdle(0, {2_MiB, 2_MiB}).value();
   constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();
-  // It gives one of the two back when it is asked, and says that it was more than there is.
+  // The client gives one of two segments back, and claims more released bytes than exist.
   client_->on_ask = [&](uint64_t id) {
     EXPECT_TRUE(leased_->ReturnSegments(0, {leases[0].segment}).ok());
     leased_->questions().Receive(id, 0, /*more=*/false, [&](ClientAnswer& answer) {
@@ -476,7 +477,7 @@ TEST_F(SessionLeaseTest, WhatEndsMeanwhileGetsNothing) {
 
 TEST_F(SessionTest, ThreadsFreeAndAllocateAtOnce) {
   Make(/*max_blocks=*/100000);
-  Mutex slow{lock_level::kRequest};  // one slow call of a session at a time, as on its queue
+  Mutex slow{lock_level::kRequest};  // allows one slow call of a session at a time, as on the session's queue
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
@@ -496,7 +497,7 @@ TEST_F(SessionTest, ThreadsFreeAndAllocateAtOnce) {
   EXPECT_EQ(session_->allocator(0).CheckInvariants(), absl::OkStatus());
 }
 
-// A scope may be added, and get its first block, at any moment while a refusal is explained.
+// A client may add a scope, and allocate the scope's first block, at any moment while the daemon explains a refusal.
 TEST_F(SessionTest, ARefusalKnowsScopesThatAreAddedMeanwhile) {
   constexpr int kBlocks = 2000;
   Make(/*max_blocks=*/kBlocks + 2);
@@ -507,7 +508,7 @@ TEST_F(SessionTest, ARefusalKnowsScopesThatAreAddedMeanwhile) {
   for (int i = 0; i < kBlocks; ++i) ASSERT_TRUE(AllocateSlowly(*session_, 0, 512, 0, weights).ok());
   std::atomic<bool> stop{false};
   std::atomic<int> looks{0};
-  std::atomic<int> nameless{0};  // uses of memory, in all looks: there is none
+  std::atomic<int> nameless{0};  // counts scopes without a name in all reports; no such scope may exist
   const auto explain = [&] {
     while (!stop) {
       ++looks;
@@ -515,8 +516,8 @@ TEST_F(SessionTest, ARefusalKnowsScopesThatAreAddedMeanwhile) {
     }
   };
   std::thread first(explain);
-  std::thread second(explain);  // the two wait for each other's locks, which leaves time between their own
-  // Of its blocks one or two are there at a time, and of three scopes a report says what they hold.
+  std::thread second(explain);  // the two threads wait for each other's locks, and leave time between their own
+  // The loop holds one or two blocks at a time, and a report lists three scopes.
   std::optional<BlockId> held;
   for (int step = 0; step < 300; ++step) {
     for (const int before = looks; looks == before;) std::this_thread::yield();
