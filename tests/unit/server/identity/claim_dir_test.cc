@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 using testing_support::kOther;
 using testing_support::RunAs;
 
-// Whether the claim's socket can be connected to.
+// Returns true if a client can connect to the claim's socket.
 bool CanConnect(const std::string& path) {
   sockaddr_un address = {.sun_family = AF_UNIX};
   std::memcpy(address.sun_path, path.c_str(), path.size());
@@ -61,7 +61,7 @@ class ClaimDirTest : public ::testing::Test {
   absl::Status Remove() {
     return RemoveClaimDir(dir_, "team", {.uid = geteuid() == 0 ? kOther : geteuid(), .gid = {}});
   }
-  // All of these directories are the owner's.
+  // Makes a directory and its missing parents, and gives the new directories to the owner.
   static void Make(const std::string& path) {
     const std::string parent = path.substr(0, path.rfind('/'));
     if (!std::filesystem::exists(parent)) Make(parent);
@@ -115,7 +115,7 @@ TEST_F(ClaimDirTest, AGroupMayEnterWhereThereIsOne) {
   EXPECT_EQ(ExitCode(RunAs(kOther, 0, [&] { _exit(CanConnect(socket_) ? 0 : 1); })), 0);
 }
 
-// A daemon that is not root cannot give the directory away: who connects is checked in any case.
+// A daemon without root cannot give the directory away. The daemon checks each client that connects in any case.
 TEST_F(ClaimDirTest, WithoutThePowerToGiveItAwayTheDirectoryStaysTheDaemons) {
   if (geteuid() != 0) GTEST_SKIP() << "needs to become another user";
   ASSERT_EQ(chown(dir_.c_str(), kOther, kOther), 0);
@@ -127,7 +127,7 @@ TEST_F(ClaimDirTest, WithoutThePowerToGiveItAwayTheDirectoryStaysTheDaemons) {
   EXPECT_EQ(code, 0);
 }
 
-// The next daemon, after one that was killed: the directory, which containers may have mounted, stays the same.
+// A daemon that follows a killed daemon keeps the directory, which containers may have mounted.
 TEST_F(ClaimDirTest, TheNextDaemonListensInTheSameDirectory) {
   ASSERT_TRUE(Listen({.uid = kOther, .gid = {}}).ok());
   const ino_t inode = Stat(claim_).st_ino;
@@ -139,7 +139,7 @@ TEST_F(ClaimDirTest, TheNextDaemonListensInTheSameDirectory) {
   EXPECT_TRUE(CanConnect(socket_));
 }
 
-// The owner of the directory may put there whatever it likes.
+// An owner may put any file into the owner's directory.
 TEST_F(ClaimDirTest, WhatAnOwnerPutsThereHarmsNobodyElse) {
   const std::string victim = dir_ + "/victim";
   std::ofstream(victim) << "kept";
@@ -204,7 +204,8 @@ TEST_F(ClaimDirTest, ItIsRemovedWithAllThatItsOwnerHasPutThere) {
   EXPECT_TRUE(std::filesystem::exists(victim + "/kept"));
 }
 
-// Its owner may have moved there what others may write to. And others' mounts.
+// An owner may have moved directories into the claim's directory that other users can write to. Mounts may lie in the
+// claim's directory, too.
 TEST_F(ClaimDirTest, NothingIsRemovedThatItsOwnerCouldNotRemove) {
   if (geteuid() != 0) GTEST_SKIP() << "needs another user's directory";
   ASSERT_TRUE(Listen({.uid = kOther, .gid = {}}).ok());
@@ -230,7 +231,7 @@ TEST_F(ClaimDirTest, NothingIsRemovedThatItsOwnerCouldNotRemove) {
   EXPECT_FALSE(std::filesystem::exists(claim_));
 }
 
-// An owner who leaves behind what cannot be removed gets no further claims; others do.
+// An owner whose directories cannot be removed gets no further claims; another owner still gets claims.
 TEST_F(ClaimDirTest, WhatCannotBeRemovedIsBounded) {
   if (geteuid() != 0) GTEST_SKIP() << "needs another user's directory";
   const ClaimOwner owner{.uid = kOther, .gid = {}};
@@ -269,7 +270,7 @@ TEST_F(ClaimDirTest, ManyFilesAreRemovedLittleByLittle) {
   EXPECT_EQ(calls, 2);
 }
 
-// A container has the directory of the claim, and not only its path.
+// A container holds the directory of the claim, not only the directory's path.
 TEST_F(ClaimDirTest, WhoHasTheDirectoryOfARemovedClaimIsNotInALaterOneOfItsName) {
   ASSERT_TRUE(Listen({.uid = kOther, .gid = {}}, ClaimDirUse::kNew).ok());
   const UniqueFd mounted(open(claim_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
@@ -280,7 +281,7 @@ TEST_F(ClaimDirTest, WhoHasTheDirectoryOfARemovedClaimIsNotInALaterOneOfItsName)
   EXPECT_NE(faccessat(mounted.get(), "vrambroker.sock", F_OK, 0), 0);
 }
 
-// Owners may close their directory. The daemon opens it again for as long as it makes the sockets.
+// An owner may close the claim's directory. The daemon opens the directory again while making the sockets.
 TEST_F(ClaimDirTest, ADirectoryThatIsTakenAgainCanBeWrittenTo) {
   if (geteuid() != 0) GTEST_SKIP() << "needs to become another user";
   ASSERT_EQ(chown(dir_.c_str(), kOther, kOther), 0);

@@ -44,7 +44,7 @@ TEST_F(ClaimMembersTest, TheNextDaemonKnowsThoseThatRunStill) {
     members.Note(self_, "team");
     members.Note(parent_, "other");
     members.Note(self_, "team");
-    members.Note({.pid = self_.pid, .started = self_.started + 1}, "ended");  // another process had the number
+    members.Note({.pid = self_.pid, .started = self_.started + 1}, "ended");  // a different process with the number
     members.Note({.pid = 5, .started = 0}, "unknown");
   }
   ClaimMembers next(path_);
@@ -55,7 +55,7 @@ TEST_F(ClaimMembersTest, TheNextDaemonKnowsThoseThatRunStill) {
   EXPECT_THAT(last.TakeOver(), ::testing::Contains(Pair(self_, "moved")));
 }
 
-// A daemon that was killed while it wrote.
+// Leaves the file of a daemon that was killed while writing.
 TEST_F(ClaimMembersTest, HalfALineIsNotRead) {
   const std::string whole = absl::StrCat(self_.pid, " ", self_.started, " team\n");
   std::ofstream(path_) << whole << parent_.pid << " " << parent_.started << " tea";
@@ -65,7 +65,7 @@ TEST_F(ClaimMembersTest, HalfALineIsNotRead) {
   EXPECT_EQ(Text(), whole);
 }
 
-// Lines that follow half a line would be lost with that half.
+// Lines after half a line would be lost together with the half.
 TEST_F(ClaimMembersTest, AfterHalfALineTheFileIsWrittenAnew) {
   ClaimMembers members(path_);
   (void)members.TakeOver();
@@ -75,7 +75,7 @@ TEST_F(ClaimMembersTest, AfterHalfALineTheFileIsWrittenAnew) {
   const rlimit full{.rlim_cur = std::filesystem::file_size(path_) + 3, .rlim_max = before.rlim_max};
   const auto on_full = signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
-  members.Note(parent_, "other");  // three bytes of it
+  members.Note(parent_, "other");  // three bytes of the line fit
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   signal(SIGXFSZ, on_full);
   members.Note(self_, "moved");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// On sockets whose kernel does not refuse descriptors, or was not asked to.
+// Tests of sockets whose kernel does not refuse descriptors, or was not asked to refuse descriptors.
 #include "server/identity/client_socket.h"
 
 #include <fcntl.h>
@@ -96,7 +96,7 @@ TEST_F(ClientSocketTest, ReadsNoUrgentData) {
   EXPECT_EQ(Receive(), Error(EPROTO));
 }
 
-// A TCP socket that takes an hour to close: nobody reads what was written to it.
+// Holds a TCP socket that takes an hour to close: the peer does not read the written bytes.
 class Slow {
  public:
   Slow() {
@@ -109,7 +109,7 @@ class Slow {
     fd_ = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     EXPECT_EQ(connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), size), 0);
     reader_ = UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    const linger linger = {.l_onoff = 1, .l_linger = 3600};  // seconds; ctest gives up long before
+    const linger linger = {.l_onoff = 1, .l_linger = 3600};  // in seconds; ctest gives up long before
     EXPECT_EQ(setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &linger, sizeof linger), 0);
     EXPECT_EQ(fcntl(fd_.get(), F_SETFL, O_NONBLOCK), 0);
     const std::string bytes(1 << 16, 'x');
@@ -122,12 +122,12 @@ class Slow {
     setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
   }
 
-  // From then on only the receiver has it.
+  // Sends the descriptor; only the receiver has the descriptor afterwards.
   void SendOver(int socket, int flags = 0) {
     ASSERT_EQ(SendWithDescriptor(socket, "x", fd_.get(), flags), 1) << std::strerror(errno);
     fd_.Reset();
   }
-  // Returns when it is closed.
+  // Reads until the socket is closed.
   void ReadAll() const {
     std::string bytes(1 << 16, '\0');
     while (recv(reader_.get(), bytes.data(), bytes.size(), 0) > 0) {
@@ -139,7 +139,8 @@ class Slow {
   UniqueFd reader_;
 };
 
-// Without a thread of its own that closes the descriptor, a test hangs: it closes it itself, and reads only then.
+// A separate thread must close the descriptor. Without the thread, a test hangs: the test closes the descriptor itself,
+// and reads only afterwards.
 class SlowDescriptorTest : public ClientSocketTest {
  protected:
   Slow slow_;

@@ -31,7 +31,7 @@ Policy Make(std::vector<PolicyRule> rules) {
   return Policy({.rules = std::move(rules), .session_limit = Limit(0.5), .daemon_uid = kDaemon});
 }
 
-// A rule for each kind of matcher; the last two ask for two things.
+// Returns a rule for each kind of matcher. Each of the first two rules has two matchers.
 std::vector<PolicyRule> Rules() {
   std::vector<PolicyRule> rules;
   rules.push_back(Rule("both"));
@@ -80,7 +80,7 @@ TEST(PolicyTest, TheFirstRuleThatMatchesCounts) {
   for (const Case& each : cases) {
     SCOPED_TRACE(::testing::PrintToString(each.subject.session_name) + " expects " + each.rule);
     EXPECT_EQ(policy.TermsFor(each.subject).rule, each.rule);
-    // The explanation says the same.
+    // The explanation agrees with the terms.
     const PolicyExplanation explanation = policy.Explain(each.subject);
     EXPECT_EQ(explanation.terms.rule, each.rule);
     for (size_t i = 0; i < explanation.rules.size(); ++i) {
@@ -124,7 +124,7 @@ TEST(PolicyTest, ARuleGivesAllThatItSays) {
   EXPECT_TRUE(terms.strict);
   EXPECT_EQ(terms.rights, rule.rights);
 
-  // Bounds on all sessions of a user together.
+  // Sets bounds on all sessions of a user together.
   const Policy several(
       {.rules = {rule}, .max_wait = seconds(9), .user_limit = Limit(0.7), .user_guarantee = Limit(0.2)});
   const SessionTerms of_policy = several.TermsFor({.uid = 1000});
@@ -143,7 +143,7 @@ TEST(PolicyTest, ARuleGivesAllThatItSays) {
   EXPECT_EQ(of_rule.user_limit, Limit(0.6));
   EXPECT_EQ(of_rule.user_guarantee, Limit(0.1));
   EXPECT_EQ(of_rule.max_sessions, 5u);
-  // Sessions in a rule's claim have the bounds of the claim alone.
+  // Sessions in a rule's claim have only the bounds of the claim.
   rule.user_limit = rule.user_guarantee = std::nullopt;
   rule.claim = "team";
   rule.claim_limit = Limit(0.4);
@@ -160,7 +160,7 @@ TEST(PolicyTest, ARuleGivesAllThatItSays) {
     EXPECT_EQ(of_claim.user_guarantee, std::nullopt);
   }
 
-  // What it does not say is the default, not a later rule's.
+  // A rule that leaves a setting out takes the default, not a later rule's value.
   const SessionTerms plain = Make({Rule("plain"), rule}).TermsFor({.uid = 1000});
   EXPECT_EQ(plain.rule, "plain");
   EXPECT_EQ(plain.limit, Limit(0.5));
@@ -241,14 +241,14 @@ TEST(GlobTest, Table) {
 }
 
 TEST(GlobTest, ManyStarsTakeNoTime) {
-  // Exponential for a matcher that tries every star again.
+  // A matcher that tries each star again takes exponential time.
   std::string pattern;
   for (int i = 0; i < 1000; ++i) pattern += "a*";
   EXPECT_FALSE(GlobMatches(pattern + "b", std::string(4000, 'a')));
   EXPECT_TRUE(GlobMatches(pattern, std::string(4000, 'a')));
 }
 
-// Paths and patterns come from the administrator, and go into messages that carry UTF-8 only.
+// Administrators write paths and patterns; messages with these strings carry UTF-8 only.
 TEST(PolicyTest, ExplanationsCanBeSentWhateverTheFileSays) {
   std::vector<PolicyRule> rules = {Rule("first"), Rule("second")};
   rules[0].place = "/etc/\xff/c:1:1";

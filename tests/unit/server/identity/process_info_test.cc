@@ -104,7 +104,7 @@ TEST(ProcessInfoTest, AnExecMakesAnotherImage) {
     execl("/bin/sleep", "sleep", "1000", nullptr);
     _exit(1);
   }
-  // In the middle of exec() the stack may be told before the code is.
+  // The kernel may report the new stack before the new code during exec().
   EXPECT_TRUE(testing_support::WaitFor(
       [child] { return CommandName(child) == "sleep" && ImageOf(child).value_or(ProcessImage()).code != 0; }));
   EXPECT_NE(ImageOf(child), own);

@@ -58,7 +58,7 @@ TEST(ProcessStatTest, OfThisProcess) {
   EXPECT_TRUE(HasEnded(ProcessId{.pid = getpid(), .started = 1})) << "another that had its pid";
 }
 
-// A process names itself as it likes.
+// A process may choose any name.
 TEST(ProcessStatTest, OfAProcessWithLineBreaksInItsName) {
   const std::string name = "a\n1) Z\n2";
   const pid_t child = fork();
@@ -88,7 +88,7 @@ TEST(ProcessStatTest, AZombieHasEnded) {
   EXPECT_TRUE(HasEnded(process));
 }
 
-// Its memory is in use.
+// The memory of such a process is in use.
 TEST(ProcessStatTest, AProcessWhoseMainThreadHasEndedLives) {
   std::array<int, 2> ends = {};
   ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
@@ -96,7 +96,7 @@ TEST(ProcessStatTest, AProcessWhoseMainThreadHasEndedLives) {
   if (child == 0) {
     std::thread([] { pause(); }).detach();
     (void)!write(ends[1], "x", 1);
-    syscall(SYS_exit, 0);  // of this thread alone; pthread_exit() would unwind through the test
+    syscall(SYS_exit, 0);  // ends only this thread; pthread_exit() would unwind through the test
   }
   char ready = 0;
   ASSERT_EQ(read(ends[0], &ready, 1), 1);
@@ -119,7 +119,7 @@ class ProcessWatchTest : public ::testing::Test {
   ProcessWatch watch_{/*use_pidfds=*/false};
 };
 
-// No socket is needed without pidfds. With them, every test with a daemon makes connections.
+// A watch without pidfds needs no socket. Tests with a daemon make connections, and cover pidfds.
 TEST_F(ProcessWatchTest, EachDescriptorTellsOfTheEnd) {
   EXPECT_FALSE(watch_.has_pidfds());
   const pid_t child = Child();

@@ -49,11 +49,11 @@ class SavedSegmentsTest : public ::testing::Test {
   }
   void TearDown() override { spdlog::set_default_logger(before_); }
 
-  // As the next daemon finds it.
+  // Returns the files that the next daemon finds.
   RecordedFiles LeftIn(const std::string& owner = kOwner, int ordinal = 0) const {
     return SavedSegments(dir_, ordinal, owner).Left();
   }
-  // What was logged since the last call.
+  // Returns the log since the last call.
   std::string TakeLog() {
     std::string text = log_.str();
     log_.str("");
@@ -107,7 +107,7 @@ TEST_F(SavedSegmentsTest, OnlyWhatIsFoundIsKeptForTheNextDaemon) {
   EXPECT_EQ(second.Left().size(), 3u) << "a descriptor may be on its way";
   second.KeepFound({2, 3});
   EXPECT_THAT(LeftIn(), UnorderedElementsAre(Pair(2, 2_MiB), Pair(3, 2_MiB), Pair(4, 2_MiB)));
-  // A new file of the number is another file.
+  // A new file with an earlier file's number is a different file.
   second.Add(1, 4_MiB);
   second.KeepFound({});
   EXPECT_THAT(LeftIn(), UnorderedElementsAre(Pair(1, 4_MiB), Pair(4, 2_MiB)));
@@ -154,7 +154,7 @@ TEST_F(SavedSegmentsTest, AFileThatCannotBeTrustedIsReplaced) {
     ASSERT_EQ(chown(path_.c_str(), kOther, kOther), 0);
     expect_replaced("another user's");
   }
-  // A file elsewhere that the name leads to is not written to.
+  // The daemon does not write to the target of a symbolic link.
   const std::string target = dir_ + "/target";
   std::ofstream(target) << good;
   ASSERT_EQ(chmod(target.c_str(), 0600), 0);
@@ -177,9 +177,9 @@ TEST_F(SavedSegmentsTest, OfDamagedEntriesTheOthersAreKept) {
     first.Add(7, uint64_t{1} << 62);
   }
   std::string text = Text();
-  text[kHeaderBytes + 1 * 16] = 1;                   // an inode that there is already
+  text[kHeaderBytes + 1 * 16] = 1;                   // an inode that another entry has
   text.replace(kHeaderBytes + 2 * 16, 8, 8, '\0');   // bytes without an inode
-  text.replace(kHeaderBytes + 3 * 16, 16, 16, 'x');  // no size of a segment
+  text.replace(kHeaderBytes + 3 * 16, 16, 16, 'x');  // no valid segment size
   std::ofstream(path_) << text << "rest";
   EXPECT_THAT(LeftIn(), UnorderedElementsAre(Pair(1, 2_MiB), Pair(5, 2_MiB)));
   EXPECT_THAT(TakeLog(), HasSubstr(path_ + " has 5 damaged entries"));
@@ -215,7 +215,7 @@ TEST_F(SavedSegmentsTest, AFullDiskIsSaidOnceAndOnlyWhatDoesNotFitIsLost) {
   rlimit all = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &all), 0);
   rlimit few = all;
-  few.rlim_cur = kHeaderBytes + 16 + 8;  // half of an entry fits
+  few.rlim_cur = kHeaderBytes + 16 + 8;  // half of a further entry fits
   const auto before = signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &few), 0);
   file->Add(1001, 2_MiB);
@@ -236,7 +236,8 @@ TEST_F(SavedSegmentsTest, AFullDiskIsSaidOnceAndOnlyWhatDoesNotFitIsLost) {
   EXPECT_EQ(LeftIn().size(), 1u);
 }
 
-// A process that may not be looked into can hold nothing of an earlier run where there was none, or all of it is found.
+// A whole record names each file that processes can hold of earlier runs. Once the daemon has found all recorded files,
+// a process that the daemon may not inspect can hold no further file.
 TEST_F(SavedSegmentsTest, ARecordSaysWhetherItIsWhole) {
   EXPECT_FALSE(SavedSegments(dir_, 0, kOwner).IsWhole()) << "somebody has removed it";
   EXPECT_TRUE(SavedSegments(dir_, 0, kOwner).IsWhole());
@@ -246,7 +247,7 @@ TEST_F(SavedSegmentsTest, ARecordSaysWhetherItIsWhole) {
   EXPECT_FALSE(SavedSegments(dir_, 0, kOwner).IsWhole());
 }
 
-// The capabilities of the service, and a client of another user that has the memory only mapped.
+// The daemon has the service's capabilities. A client of another user holds the memory by a mapping only.
 TEST_F(SavedSegmentsTest, ADeviceOfAnUnprivilegedDaemonFindsWhatAnotherUserHolds) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become other users";
   constexpr uint64_t kOfTheService = uint64_t{1} << CAP_SYS_PTRACE | uint64_t{1} << 40;  // CAP_CHECKPOINT_RESTORE
@@ -277,7 +278,7 @@ TEST_F(SavedSegmentsTest, ADeviceOfAnUnprivilegedDaemonFindsWhatAnotherUserHolds
   EXPECT_TRUE(device->FreeSegment(*left).ok());
   ASSERT_EQ(chown(dir_.c_str(), testing_support::kNobody, testing_support::kNobody), 0);
   ASSERT_EQ(chown(path_.c_str(), testing_support::kNobody, testing_support::kNobody), 0);
-  // MiB that the next daemon finds.
+  // Returns the MiB that the next daemon finds.
   const auto find = [&] {
     const pid_t daemon = RunAs(testing_support::kNobody, kOfTheService, [&] {
       const absl::StatusOr<LeftSegments> found = make_device()->FindLeftSegments();

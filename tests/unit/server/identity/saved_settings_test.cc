@@ -30,7 +30,7 @@ class SavedSettingsTest : public ::testing::Test {
     return {.process = self_, .kind = "leased", .name = "trainer", .token = token, .earlier = earlier};
   }
   SavedSession Counted() const { return {.process = self_, .kind = "counted", .name = "trainer", .token = {}}; }
-  // As a daemon leaves it that was killed.
+  // Writes the file that a killed daemon leaves behind.
   void Leave(const SavedSession& session, const SessionSettings& set) const {
     SavedSettings settings(path_);
     settings.Opened(kFirst, session);
@@ -59,7 +59,7 @@ class SavedSettingsTest : public ::testing::Test {
 TEST_F(SavedSettingsTest, TheNextDaemonGivesItToTheSameSession) {
   Leave(Leased(), all_);
   EXPECT_EQ(Next(Leased(kNextToken), kToken), all_);
-  // Then the file has its token of now.
+  // The file has the session's new token now.
   EXPECT_EQ(Next(Leased(), kNextToken), all_);
 }
 
@@ -74,7 +74,7 @@ TEST_F(SavedSettingsTest, OthersDoNotGetIt) {
   other = Leased();
   other.process = Alive(getppid());
   EXPECT_EQ(Next(other, kToken), none);
-  other.process = {.pid = self_.pid, .started = self_.started + 1};  // that got its number later
+  other.process = {.pid = self_.pid, .started = self_.started + 1};  // a later process with the same number
   EXPECT_EQ(Next(other, kToken), none);
   EXPECT_EQ(Next(Leased(), kToken), all_);
 }
@@ -89,7 +89,7 @@ TEST_F(SavedSettingsTest, ASessionThatCouldNotBeResumedGoesOnInAnother) {
   EXPECT_EQ(Next(Leased(), kNextToken), all_);
 }
 
-// A client of an earlier version, or a counted one.
+// A client of an earlier version, like a counted session, names no earlier token.
 TEST_F(SavedSettingsTest, WhoDoesNotSayIsKnownByProcessAndName) {
   Leave(Leased(), all_);
   EXPECT_EQ(Next(Leased(kNextToken), std::nullopt), all_);
@@ -107,19 +107,19 @@ TEST_F(SavedSettingsTest, ASessionThatHasEndedLeavesNothing) {
   settings.Opened(kFirst, Leased());
   settings.Change(kFirst, [&](SessionSettings& set) { set = all_; });
   settings.Ended(kFirst);
-  settings.Change(kFirst, [&](SessionSettings& set) { set = all_; });  // by an operator who was late
+  settings.Change(kFirst, [&](SessionSettings& set) { set = all_; });  // an operator's late change
   EXPECT_EQ(Text(), "");
   EXPECT_EQ(Next(Leased(), kToken), SessionSettings());
 }
 
-// Its guarantee could not be given yet, or the daemon stops.
+// A session leaves without an end when its guarantee has no room yet, or when the daemon stops.
 TEST_F(SavedSettingsTest, ASessionMayComeBack) {
   Leave(Leased(), all_);
   SavedSettings next(path_);
   EXPECT_EQ(next.Opened(kFirst, Leased({}, kToken)), all_);
   next.Left(kFirst);
   EXPECT_EQ(next.Opened(kSecond, Leased(kNextToken, kToken)), all_) << "its client has not heard of the first one";
-  // The second session is open still.
+  // The second session is still open.
   EXPECT_EQ(next.Opened(SessionId{3}, Leased({'3'}, kToken)), all_);
   EXPECT_EQ(next.Opened(SessionId{4}, Leased({'4'}, RandomToken{'o', 't', 'h', 'e', 'r'})), SessionSettings());
   next.Left(SessionId{3});
@@ -155,7 +155,7 @@ TEST_F(SavedSettingsTest, WhatOthersMayWriteIsNotBelieved) {
   EXPECT_EQ(Next(Leased(), kToken), SessionSettings());
 }
 
-// A directory in its place, or a full disk.
+// A directory in the file's place makes writing fail, as a full disk would.
 TEST_F(SavedSettingsTest, WhatCannotBeWrittenIsSaidUntilItCan) {
   std::filesystem::create_directories(path_ + "/sub");
   SavedSettings settings(path_);

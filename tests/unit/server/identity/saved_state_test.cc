@@ -62,7 +62,7 @@ TEST_F(SavedStateTest, AFileThatCannotBeTrustedIsReplaced) {
     EXPECT_EQ(owner.size(), 16u) << damaged;
     EXPECT_EQ(OwnerIn(dir_), owner);
   }
-  // A file elsewhere that the name leads to is not written to.
+  // The daemon does not write to the target of a symbolic link.
   const std::string target = dir_ + "/target";
   std::ofstream(target) << "owner " << forged << "\n";
   ASSERT_EQ(chmod(target.c_str(), 0600), 0);
@@ -75,13 +75,13 @@ TEST_F(SavedStateTest, AFileThatCannotBeTrustedIsReplaced) {
   EXPECT_EQ(word, forged);
 }
 
-// A full file system does not matter then.
+// A full file system does not matter while the state is unchanged.
 TEST_F(SavedStateTest, WhatHasNotChangedIsNotWritten) {
   const absl::StatusOr<SavedState> state = LoadState(dir_);
   ASSERT_TRUE(state.ok());
   struct stat before = {};
   ASSERT_EQ(stat(path_.c_str(), &before), 0);
-  // Nothing can be written: the new file's name is taken.
+  // A directory takes the new file's name, so no write can succeed.
   std::filesystem::create_directory(path_ + ".new");
   EXPECT_TRUE(SaveState(dir_, *state).ok());
   struct stat after = {};
@@ -113,7 +113,7 @@ TEST_F(SavedStateTest, FreeBytesAreOfOneBootOfTheMachine) {
   EXPECT_EQ(later->owner, state->owner);
 }
 
-// A directory, or a full disk: the daemon serves all the same.
+// A directory in the file's place, or a full disk, does not stop the daemon.
 TEST_F(SavedStateTest, WhatCannotBeWrittenHoldsForThisRun) {
   std::filesystem::create_directory(path_);
   const std::string owner = OwnerIn(dir_);

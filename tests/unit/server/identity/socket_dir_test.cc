@@ -28,13 +28,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Called before each flock() of this thread, unless it is null.
+// Runs before each flock() of this thread, unless null.
 thread_local const std::function<void()>* before_flock = nullptr;
 
 }  // namespace
 }  // namespace vrambroker
 
-// Replaces the C library's flock(): a test can act between the opening of a file and its locking.
+// Replaces the C library's flock(): a test can act between the opening of a file and the locking.
 extern "C" int flock(int fd, int operation) noexcept {
   if (vrambroker::before_flock != nullptr) (*vrambroker::before_flock)();
   return static_cast<int>(syscall(SYS_flock, fd, operation));
@@ -47,7 +47,7 @@ constexpr uid_t kNobody = 65534;
 
 class SocketDirTest : public ::testing::Test {
  protected:
-  // As version 0.1 leaves it.
+  // Leaves the lock of version 0.1.
   void LeaveOldLock() const {
     std::ofstream(path_) << "999999999\n";
     chmod(path_.c_str(), 0644);
@@ -62,7 +62,7 @@ class SocketDirTest : public ::testing::Test {
   const std::string path_ = dir_ + "/vrambroker.lock";
 };
 
-// Runs `body` as another user. The identity of a thread, for the kernel, is its own.
+// Runs `body` as another user, in a thread. The kernel keeps an identity for each thread.
 void AsNobody(const std::function<void()>& body) {
   std::thread([&] {
     ASSERT_EQ(syscall(SYS_setresuid, -1, kNobody, -1), 0);
@@ -83,7 +83,7 @@ TEST_F(SocketDirTest, ALockOfADaemonThatIsGoneIsTakenOver) {
   EXPECT_EQ(mode(), 0600u);
 }
 
-// Version 0.1 left a lock that everybody could open, and so hold, or wait for until the daemon died.
+// Version 0.1 leaves a lock that all users can open, and so hold, or wait for until the daemon dies.
 TEST_F(SocketDirTest, WhoHoldsAnOldLockKeepsNobodyFromStarting) {
   LeaveOldLock();
   const UniqueFd holder(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
@@ -108,7 +108,7 @@ TEST_F(SocketDirTest, WhoWaitsForAnOldLockDoesNotGetTheNewOne) {
     while (!done) std::this_thread::yield();
   });
   opened.wait();
-  old_daemon.Reset();  // it dies, and one that waits has its lock, sooner or later
+  old_daemon.Reset();  // the old daemon dies, and the waiting process gets the old lock, sooner or later
   for (int i = 0; i < 3; ++i) {
     const absl::StatusOr<UniqueFd> lock = LockSocketDir(dir_);
     EXPECT_TRUE(lock.ok()) << lock.status();
@@ -155,7 +155,7 @@ TEST_F(SocketDirTest, OfSeveralThatReplaceAnOldLockOneServes) {
   }
 }
 
-// Other daemons would not see such a lock.
+// Other daemons do not see a lock on a removed file.
 TEST_F(SocketDirTest, ALockOnAFileThatIsNotThereAnyMoreIsNone) {
   int calls = 0;
   int removed_at = 1;
@@ -174,7 +174,7 @@ TEST_F(SocketDirTest, ALockOnAFileThatIsNotThereAnyMoreIsNone) {
   };
   { ASSERT_TRUE(LockSocketDir(dir_).ok()); }
   lock_with();
-  // Remove the new file, which is to replace an old one.
+  // Removes the new file that replaces the old lock.
   LeaveOldLock();
   removed = path_ + ".new";
   removed_at = 2;
@@ -194,7 +194,7 @@ TEST_F(SocketDirTest, WhatIsNoFileIsNamedAndLeftAlone) {
   EXPECT_THAT(Message(), HasSubstr(path_ + " is not a regular file; remove it"));
 }
 
-// Its owner cannot be a daemon that lives: it would hold the lock.
+// The owner of such a file is no living daemon: a living daemon would hold the lock.
 TEST_F(SocketDirTest, AnotherUsersFileThatNobodyHoldsIsReplaced) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can make another user's file";
   std::ofstream(path_) << "1\n";
@@ -207,8 +207,9 @@ TEST_F(SocketDirTest, AnotherUsersFileThatNobodyHoldsIsReplaced) {
   EXPECT_EQ(found.st_uid, 0u);
 }
 
-// A directory may change its owner while a daemon starts, serves or stops in it. Its new owner must not take the lock
-// away, or two daemons would serve there. Only the lock file tells: a daemon that starts or stops has no socket.
+// A directory may change its owner while a daemon starts, serves or stops in the directory. The new owner must not take
+// the lock away, or two daemons would serve there. Only the lock file shows a daemon that starts or stops: such a
+// daemon has no socket.
 TEST_F(SocketDirTest, TheLockOfAnotherUsersDaemonIsLeftToIt) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   const absl::StatusOr<UniqueFd> of_root = LockSocketDir(dir_);
@@ -224,7 +225,7 @@ TEST_F(SocketDirTest, TheLockOfAnotherUsersDaemonIsLeftToIt) {
   EXPECT_EQ(found.st_uid, 0u) << "replaced";
 }
 
-// Root can open everything, and so sees that the lock is held.
+// Root can open every file, and so sees the held lock.
 TEST_F(SocketDirTest, RootLeavesTheLockToAnotherUsersDaemon) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   ASSERT_EQ(chown(dir_.c_str(), kNobody, kNobody), 0);
@@ -243,7 +244,7 @@ TEST_F(SocketDirTest, RootLeavesTheLockToAnotherUsersDaemon) {
   EXPECT_TRUE(LockSocketDir(dir_).ok());
 }
 
-// Who may write there could take every file away, also the lock.
+// A user who may write to the directory could remove every file, including the lock.
 TEST_F(SocketDirTest, ADirectoryThatOthersMayWriteToIsRefused) {
   for (const mode_t mode : {0770, 0757, 01777}) {
     ASSERT_EQ(chmod(dir_.c_str(), mode), 0);
@@ -252,7 +253,7 @@ TEST_F(SocketDirTest, ADirectoryThatOthersMayWriteToIsRefused) {
   }
 }
 
-// Owners of the directory can replace the sockets and pose as the daemon: clients would believe them.
+// An owner of the directory can replace the sockets and pose as the daemon: clients would trust the owner's sockets.
 TEST_F(SocketDirTest, AnotherUsersDirectoryIsRefused) {
   if (geteuid() != 0) GTEST_SKIP() << "only root gives directories away";
   ASSERT_EQ(chmod(dir_.c_str(), 0755), 0);

@@ -22,7 +22,7 @@ namespace {
 using ::testing::ElementsAre;
 using testing_support::WaitFor;
 
-// A name service that answers when the test lets it.
+// Stands in for a name service that answers on the test's command.
 struct NameService {
   std::optional<std::string> LookUp(uid_t uid) {
     MutexLock lock(mu);
@@ -51,7 +51,7 @@ struct NameService {
 
 class UserNamesTest : public ::testing::Test {
  protected:
-  // Shared, since a lookup may outlive the test.
+  // Tests share the service with lookups, which may outlive a test.
   const std::shared_ptr<NameService> service_ = std::make_shared<NameService>();
   SteadyTime now_{std::chrono::hours(1)};
   std::shared_ptr<UserNames> names_ = std::make_shared<UserNames>(
@@ -97,7 +97,7 @@ TEST_F(UserNamesTest, OldNamesAreLookedUpAgainAndStandMeanwhile) {
   names_->Get(1000);
   EXPECT_TRUE(WaitFor([&] { return service_->Asked().size() == 3; }));
   service_->Set(&NameService::can_tell, true);
-  names_->Get(8);  // after that of 1000
+  names_->Get(8);  // the lookup of 8 comes after the lookup of 1000
   EXPECT_TRUE(WaitFor([&] { return names_->Get(8) == "user8b"; }));
   EXPECT_EQ(names_->Get(1000), "user1000b") << "nobody could tell";
 }

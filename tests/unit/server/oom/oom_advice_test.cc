@@ -20,7 +20,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using Asked = OtherSession::Asked;
 
-// ---- Which idle bytes were not to be had, and why ----
+// ---- Idle bytes that a request cannot get, and the reasons ----
 
 struct IdleCase {
   const char* name;
@@ -63,7 +63,7 @@ TEST_P(IdleTest, EachByteHasOneReason) {
 
 const IdleCase kIdle[] = {
     {.name = "AllInUse", .reserved_bytes = 10_MiB, .active_bytes = 10_MiB, .expected = {}},
-    // A client counts for itself; its figures may be of another moment than the pool's.
+    // A client counts its own memory: the client's figures may be of another moment than the pool's figures.
     {.name = "MoreInUseThanReserved", .reserved_bytes = 10_MiB, .active_bytes = 11_MiB, .expected = {}},
     {.name = "NotAsked", .reserved_bytes = 10_MiB, .active_bytes = 4_MiB, .expected = {{6_MiB, IdleWhy::kNotAsked}}},
     {.name = "NoAnswer",
@@ -96,7 +96,7 @@ const IdleCase kIdle[] = {
      .guarantee_bytes = 99_MiB,
      .active_bytes = 4_MiB,
      .expected = {{6_MiB, IdleWhy::kWithinGuarantee}}},
-    // Two MiB may be taken; the next four would stay kept for it.
+    // Two MiB may be taken; the guarantee keeps the next four for the session.
     {.name = "AcrossTheGuarantee",
      .reserved_bytes = 10_MiB,
      .guarantee_bytes = 8_MiB,
@@ -142,7 +142,8 @@ TEST(AddOthersTest, NobodyElse) {
 
 // ---- Advice ----
 
-// 30 MiB more for a session that uses the 20 it has, on a device of 100 that has 10 left; the rest is the trainer's.
+// Returns the report of a session that uses 20 MiB and needs 30 MiB more. The device has 100 MiB, 10 MiB of it left;
+// the trainer has the rest.
 OomReport Needing30(OomCause cause) {
   OomReport report;
   report.cause = cause;
@@ -189,7 +190,7 @@ TEST_P(AdviceTest, FitsCauseAndFigures) {
 }
 
 const AdviceCase kAdvice[] = {
-    // Larger than the device: nothing but the request can change.
+    // Larger than the device: only a smaller request can help.
     {"TooLarge",
      OomCause::kLargerThanDevice,
      [](OomReport& r) { r.segment_bytes = r.requested_bytes = 101_MiB; },
@@ -199,7 +200,7 @@ const AdviceCase kAdvice[] = {
      [](OomReport& r) { r.requested_bytes = ~uint64_t{0} - 511; },
      {"how the size was computed", "negative"}},
 
-    // Fragmentation: where the holes are, and how much more would do.
+    // Fragmentation: the place of the holes, and the amount that would suffice.
     {"FragmentationBelowTheLimit",
      OomCause::kFragmentation,
      [](OomReport& r) {
@@ -349,7 +350,7 @@ const AdviceCase kAdvice[] = {
      },
      {"Free some of this session's memory", "would not help, since user_limit leaves it only 25.00 MiB"}},
 
-    // The user's limit: the session has 20 MiB, the rest of what the user has is in others.
+    // The user's limit: the session has 20 MiB, the user's other sessions have the rest of the user's memory.
     {"UserLimitAndNoOtherSession",
      OomCause::kLimit,
      [](OomReport& r) {
@@ -564,7 +565,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, AdviceTest, ::testing::ValuesIn(kAdvice),
                          [](const auto& test) { return test.param.name; });
 
 TEST(AdviceLengthTest, LongNamesStayWithinTheBound) {
-  const std::string name(70, 'x');  // 63 letters and a number that makes them unique
+  const std::string name(70, 'x');  // 63 letters, and a number that makes the name unique
   for (const IdleWhy why : kIdleWhys) {
     OomReport report = Needing30(OomCause::kCapacity);
     Hold(report, name, 20_MiB, why);
@@ -575,7 +576,7 @@ TEST(AdviceLengthTest, LongNamesStayWithinTheBound) {
   EXPECT_LE(Advice(report).size(), 400u);
 }
 
-// All that can be said of fragmentation at once, with the figures of a GPU.
+// Combines all advice on fragmentation with the figures of a GPU.
 TEST(AdviceLengthTest, EveryBoundInTheWayStaysWithinTheBound) {
   OomReport report = Needing30(OomCause::kFragmentation);
   report.segment_bytes = 70_GiB;

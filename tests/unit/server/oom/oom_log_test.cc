@@ -44,7 +44,7 @@ TEST(OomLogTest, TheOldestMakesRoom) {
   EXPECT_EQ(events.front()->report.requested_bytes, OomLog::kMaxEvents + 1);
   EXPECT_EQ(events.back()->report.requested_bytes, 2u);
   EXPECT_EQ(log.total(), OomLog::kMaxEvents + 1);
-  // What was listed before stays readable.
+  // Events of an earlier list stay readable.
   EXPECT_EQ(full.back()->client, "client");
 }
 
@@ -106,7 +106,7 @@ TEST(OomLogTest, SeveralThreads) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(log.total(), kThreads * kEach);
-  // Each thread's events are in its order.
+  // Events of a thread keep the thread's order.
   std::vector<uint64_t> last(kThreads, kEach);
   for (const auto& event : log.NewestFirst()) {
     const uint64_t thread = event->report.requested_bytes / kEach;

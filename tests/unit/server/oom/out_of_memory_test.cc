@@ -53,9 +53,9 @@ TEST(OomCauseTest, NamesDiffer) {
   EXPECT_EQ(names, (std::set<std::string>{"limit", "capacity", "fragmentation", "larger_than_device"}));
 }
 
-// ---- The cause, and its words ----
+// ---- Cause and explanation ----
 
-// A session with a limit of 420 MiB that has reserved 400 and uses 200, on a device of 1000 that has 600 left.
+// The session has a limit of 420 MiB, 400 MiB reserved and 200 MiB in use. The device has 1000 MiB, 600 MiB of it left.
 struct CauseCase {
   const char* name;
   OomCause refusal;
@@ -121,8 +121,8 @@ void KeptForOthers(OomReport& report) {
   LimitedByTheDevice(report);
   report.kept_free_bytes = 10_MiB;
 }
-// The limit is the device's capacity, and 600 MiB of both are left. The device keeps 50 MiB of these for guarantees of
-// other sessions.
+// The limit is the device's capacity, and 600 MiB of both is left. The device keeps 50 MiB of the rest for guarantees
+// of other sessions.
 void KeptForOthersWithoutALimit(OomReport& report) {
   report.limit_bytes = 1000_MiB;
   report.kept_free_bytes = 50_MiB;
@@ -134,7 +134,7 @@ void LimitedByItsUser(OomReport& report) {
 }
 
 const CauseCase kCauses[] = {
-    // 200 MiB are allocated: up to 220 more would fit the limit.
+    // 200 MiB is allocated: up to 220 MiB more fits the limit.
     {"LessThanWhatIsFree",
      OomCause::kLimit,
      199_MiB,
@@ -154,7 +154,7 @@ const CauseCase kCauses[] = {
      AsIs,
      OomCause::kLimit,
      {"needs a segment of 222.00 MiB, but only 20.00 MiB of the limit is left"}},
-    // What refused it has changed since.
+    // The limit that refused the request has more room by now.
     {"TheSegmentWouldFitByNow",
      OomCause::kLimit,
      11_MiB,
@@ -162,7 +162,8 @@ const CauseCase kCauses[] = {
      AsIs,
      OomCause::kLimit,
      {"which did not fit; by now 20.00 MiB of the limit is left"}},
-    // 3 MiB would have room; the segment of 20 that blocks of that size share has not. No block of its pool is free.
+    // The block of 3 MiB has room; the shared segment of 20 MiB for blocks of that size has no room. No block of the
+    // pool is free.
     {"OnlyTheSegmentOfASmallBlockIsTooLarge",
      OomCause::kLimit,
      3_MiB,
@@ -228,8 +229,8 @@ const CauseCase kCauses[] = {
      KeptForOthers,
      OomCause::kCapacity,
      {"10.00 MiB more is kept for other sessions' guarantees"}},
-    // What is reserved and the segment are beyond the limit. That decides only where what is allocated is beyond it,
-    // too.
+    // The reserved bytes and the segment exceed the limit. The excess decides only where the allocated bytes and the
+    // block exceed the limit, too.
     {"JustBeyondTheDeviceAndBeyondTheLimitByHoles",
      OomCause::kLimit,
      750_MiB + 512,
@@ -280,14 +281,14 @@ const CauseCase kCauses[] = {
      },
      OomCause::kLimit,
      {"but only 20.00 MiB of the limit is left"}},
-    // It waited for the user's limit; the device would not have had it either.
+    // The segment fits the user's limit only without holes, and the device has too little room.
     {"WithinTheUsersLimitButForHolesAndBeyondTheDevice", OomCause::kCapacity, 205_MiB, 206_MiB,
      [](OomReport& report) {
        LimitedByItsUser(report);
        report.available_bytes = 4_MiB;
      },
      OomCause::kCapacity},
-    // Its own guarantee is part of what the user has.
+    // The session's own guarantee is part of the user's memory.
     {"JustWithinAGuaranteeOfTheUsers",
      OomCause::kLimit,
      300_MiB,
@@ -325,11 +326,11 @@ const CauseCase kCauses[] = {
      OomCause::kLargerThanDevice,
      {"the device's capacity is 1000.00 MiB"}},
     {"LargerThanAnything", OomCause::kLargerThanDevice, ~uint64_t{0}, ~uint64_t{0}, AsIs, OomCause::kLargerThanDevice},
-    // A client may say anything of itself.
+    // A client may report any figures of its own.
     {"MoreAllocatedThanReserved", OomCause::kLimit, ~uint64_t{0}, 30_MiB,
      [](OomReport& report) { report.allocated_bytes = ~uint64_t{0}; }, OomCause::kLimit},
     {"ABlockOfAnySize", OomCause::kLimit, ~uint64_t{0}, 30_MiB, AsIs, OomCause::kLimit},
-    // PyTorch's own cache: the daemon knows how much is free in it, not where.
+    // The daemon knows how much of PyTorch's own cache is free, but not where.
     {"HolesOfAnotherAllocator",
      OomCause::kLimit,
      30_MiB,
@@ -337,7 +338,7 @@ const CauseCase kCauses[] = {
      [](OomReport& report) { report.holes = {.bytes = 200_MiB}; },
      OomCause::kFragmentation,
      {"200.00 MiB is unused beside memory in use"}},
-    // Its segments are idle as a whole: no hole keeps them.
+    // The session's segments are idle as a whole: no hole pins a segment.
     {"NoHolesBesideIdleSegments", OomCause::kLimit, 30_MiB, 30_MiB, [](OomReport& report) { report.holes = {}; },
      OomCause::kLimit},
     {"AClientThatKnowsOfNoHoles",
@@ -506,8 +507,7 @@ TEST(OutOfMemoryErrorTest, EachReasonHasItsCode) {
   }
 }
 
-// A report that names as many as there may be, with names as long as they get and figures as large. Scopes are called
-// `scope_name` again and again.
+// Returns a report with the most names, the longest names and the largest figures. Names of scopes repeat `scope_name`.
 OomReport Largest(OomCause cause, absl::string_view scope_name = "s") {
   const std::string name = std::string(63, 'x') + "-1234567";
   const uint64_t bytes = uint64_t{1} << 59;
@@ -538,20 +538,22 @@ OomReport Largest(OomCause cause, absl::string_view scope_name = "s") {
   return report;
 }
 
-// What gRPC makes of a message on its way: all but printable ASCII, and '%', is percent-encoded, three bytes for one.
+// Returns the size of a message on gRPC's wire: gRPC percent-encodes '%' and all but printable ASCII, three bytes for a
+// character.
 size_t BytesOnTheWire(absl::string_view message) {
   return std::accumulate(message.begin(), message.end(), size_t{0},
                          [](size_t bytes, char c) { return bytes + (c < 0x20 || c > 0x7E || c == '%' ? 3 : 1); });
 }
 
-// Both of a status's metadata, each with its key and the 32 bytes that HTTP/2 counts for it; 4 bytes of base64 for 3.
+// Returns the size of a status's two metadata entries. HTTP/2 counts the key and 32 bytes for each entry; base64 takes
+// 4 bytes for 3.
 size_t MetadataBytes(const absl::Status& refusal) {
   const grpc::Status status = ToGrpc(refusal);
   return BytesOnTheWire(status.error_message()) + (status.error_details().size() + 2) / 3 * 4 +
          std::string("grpc-message").size() + std::string("grpc-status-details-bin").size() + 2 * 32;
 }
 
-// Scopes may be named in any language.
+// Scopes may have names in any language.
 constexpr const char* kScopeNames[] = {
     "s", "%", "\"", "\\", " ", "\xc3\xa4", "\xe5\xb1\xa4", "\xf0\x9f\x92\xa5", "100% \"\xe5\xb1\xa4\""};
 
@@ -567,7 +569,7 @@ TEST(OutOfMemoryErrorTest, StaysBelowTheMetadataOfGrpc) {
   }
 }
 
-// Every explanation and advice that there is, with figures of `bytes`: calls `visit` with each report.
+// Calls `visit` with a report for each explanation and advice, with figures of `bytes`.
 void ForEachText(uint64_t bytes, const char* scope_name, const std::function<void(const OomReport&)>& visit) {
   for (const OomCause cause : kOomCauses) {
     for (unsigned choice = 0; choice < 512; ++choice) {
@@ -619,7 +621,7 @@ TEST(OutOfMemoryErrorTest, NoTextMakesItTooLarge) {
       const absl::Status status = OutOfMemoryError(report);
       ASSERT_LE(MetadataBytes(status), 7u * 1024) << status;
       ASSERT_LE(Explanation(report).size(), kMaxExplanation) << status;
-      // What the message is about stays.
+      // The message keeps its subject.
       const v1::OutOfMemory proto = Payload(status);
       ASSERT_THAT(Message(status), HasSubstr(proto.explanation()));
       ASSERT_EQ(proto.explanation(), Explanation(report));
@@ -630,7 +632,7 @@ TEST(OutOfMemoryErrorTest, NoTextMakesItTooLarge) {
   }
 }
 
-// The figures of a GPU leave nothing out, whatever scopes are called and however much there is to name.
+// The figures of a GPU leave no part of a refusal out, whatever the names of scopes and the number of names.
 TEST(OutOfMemoryErrorTest, ARefusalOfARealDeviceIsWhole) {
   for (const char* name : kScopeNames) {
     ForEachText(80_GiB, name, [](const OomReport& report) {

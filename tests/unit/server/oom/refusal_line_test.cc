@@ -16,7 +16,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// All that a report may name, with scopes of that name.
+// Returns a report with every part that a report may name, and with scopes named `scope`.
 OomReport Named(OomCause cause, const std::string& scope) {
   OomReport report;
   report.cause = cause;
@@ -68,7 +68,7 @@ TEST(RefusalLineTest, LeavesOutWhatThereIsNot) {
   EXPECT_THAT(line, HasSubstr(" advice="));
 }
 
-// Scopes may be named in any way, and figures be as large as a client likes.
+// Clients may choose any name for a scope, and figures of any size.
 TEST(RefusalLineTest, IsOneLineWithinABound) {
   for (const std::string& part : {std::string("s"), std::string("\\"), std::string("\""), std::string("\xe5\xb1\xa4"),
                                   std::string("a\nrefused cause=limit\n")}) {

@@ -70,11 +70,11 @@ TEST(RefusalRecordingsTest, AFirstMakesNoRoomForItsLast) {
   EXPECT_EQ(recordings.Add(3, SessionId{1}, 1000, Heap(1_MiB)), KeptAs::kLater);
   EXPECT_EQ(recordings.Add(4, SessionId{1}, 1000, Heap(kMost)), KeptAs::kNone);
   for (const uint64_t refusal : {1, 2, 3}) EXPECT_NE(recordings.Find(refusal), nullptr) << "nothing is lost for it";
-  // Another session's makes room for it.
+  // Another session's recording makes room.
   EXPECT_EQ(recordings.Add(5, SessionId{2}, 1000, Heap(kMost)), KeptAs::kLater);
   EXPECT_EQ(recordings.Find(1), nullptr);
   EXPECT_THAT(recordings.Of(SessionId{2}), ElementsAre(2, 5));
-  // What comes then is the first that is kept of its session.
+  // The next recording is the first kept recording of its session.
   EXPECT_EQ(recordings.Add(6, SessionId{1}, 1000, Heap(1_MiB)), KeptAs::kFirst);
   EXPECT_THAT(recordings.Of(SessionId{1}), ElementsAre(6));
 }
@@ -85,7 +85,7 @@ TEST(RefusalRecordingsTest, OthersMakeRoomForALastWithinTheTotal) {
   for (uint64_t i = 1; i <= 4; ++i) {
     EXPECT_EQ(recordings.Add(i, SessionId{i}, static_cast<uid_t>(1000 + i), Heap(kHalf)), KeptAs::kFirst);
   }
-  // All have as much; of user 1001 only the last could go.
+  // All users hold the same amount. User 1001 could lose only the last recording.
   EXPECT_EQ(recordings.Add(5, SessionId{1}, 1001, Heap(kHalf)), KeptAs::kLater);
   EXPECT_THAT(recordings.Of(SessionId{1}), ElementsAre(1, 5));
   uint64_t kept = 0;
@@ -116,7 +116,7 @@ TEST(RefusalRecordingsTest, WhoHasMostMakesRoom) {
   }
 }
 
-// A client may send the longest names there are, and next to no events.
+// A client may send the longest names, and few events.
 TEST(RefusalRecordingsTest, NamesOfScopesTakeRoomToo) {
   const auto heap = [] {
     HeapSnapshot named = Heap(1000);
@@ -136,7 +136,7 @@ TEST(RefusalRecordingsTest, WhatIsTooLargeIsNotKeptAndLosesNothing) {
   EXPECT_EQ(recordings.Add(2, SessionId{1}, 1000, Heap(RefusalRecordings::kMaxBytesOfUser + 1_MiB)), KeptAs::kNone);
   EXPECT_EQ(recordings.Find(2), nullptr);
   EXPECT_NE(recordings.Find(1), nullptr);
-  // A reader keeps its recording when that makes room.
+  // A reader keeps a recording that makes room for a later recording.
   EXPECT_EQ(recordings.Add(3, SessionId{1}, 1000, Heap(1_MiB)), KeptAs::kLater);
   const auto read = recordings.Find(3);
   EXPECT_EQ(recordings.Add(4, SessionId{1}, 1000, Heap(1_MiB)), KeptAs::kLater);

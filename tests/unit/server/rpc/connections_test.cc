@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// With gRPC, in one process: callers are told apart by the sockets that they have connected to.
+// Tests with gRPC in a single process: the server tells callers apart by the sockets of their connections.
 #include "server/rpc/connections.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using testing_support::MakeTempDir;
 
 constexpr ClaimId kClaimOfListener{7};
 
-// Answers a call with the claim of its caller, and the token that it came with.
+// Answers a call with the claim of the caller, and with the token of the connection.
 class WhoService : public v1::Broker::CallbackService {
  public:
   explicit WhoService(const Connections* connections) : connections_(*connections) {}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of the count socket on a broker, without the socket: whose session a client gets, and what its calls cost it.
+// Tests of the count socket's calls on a broker, without the socket: a client's session, and the cost of a client's
+// calls.
 #include "server/rpc/count_calls.h"
 
 #include <gmock/gmock.h>
@@ -57,7 +58,7 @@ class CountCallsTest : public BrokerTest {
     CountRequest request = {};
     request.call = VRAMBROKER_COUNT_HELLO;
     name.copy(request.name, sizeof request.name - 1);
-    devices.copy(request.devices, sizeof request.devices);  // a NUL only if there is room
+    devices.copy(request.devices, sizeof request.devices);  // a NUL follows only where room is left
     std::memcpy(request.token, token.data(), sizeof request.token);
     absl::StatusOr<SessionPtr> answer = absl::UnknownError("no answer");
     calls_->Hello(caller, request, [&](absl::StatusOr<SessionPtr> session) { answer = std::move(session); });
@@ -72,7 +73,7 @@ class CountCallsTest : public BrokerTest {
     if (!joined.ok()) return joined.status();
     return joined->session;
   }
-  // Returns the code of the answer. `arrives`: the client gets the answer.
+  // Returns the code of the answer. `arrives`: true if the client gets the answer.
   absl::StatusCode Call(const SessionPtr& session, uint32_t call, uint64_t bytes, bool arrives = true) {
     CountRequest request = {};
     request.call = call;
@@ -97,7 +98,7 @@ class CountCallsTest : public BrokerTest {
   std::unique_ptr<CountCalls> calls_;
 };
 
-// Sessions that a process has lost count against its bound, until the process opens the next one.
+// A lost session counts against its process's bound until the process opens the next session.
 TEST_F(CountCallsTest, ASessionThatWasLostIsNotInTheWayOfTheNextOne) {
   const absl::StatusOr<SessionPtr> first = Hello("one");
   ASSERT_TRUE(first.ok()) << first.status();
@@ -112,7 +113,7 @@ TEST_F(CountCallsTest, ASessionThatWasLostIsNotInTheWayOfTheNextOne) {
   ASSERT_TRUE(next.ok()) << next.status();
   EXPECT_EQ((*first)->state(), SessionState::kClosed);
   EXPECT_EQ(pools_[0]->GetStats().charged_bytes, 0u);
-  // Lost sessions that are in nobody's way go, too.
+  // A lost session goes even if the session is in no client's way.
   const absl::StatusOr<SessionPtr> other = Hello("other");
   ASSERT_TRUE(other.ok()) << other.status();
   broker_->Disconnect(*other);
@@ -145,7 +146,7 @@ TEST_F(CountCallsTest, ATokenIsGoodInItsProcessAlone) {
   EXPECT_EQ((*session)->state(), SessionState::kDisconnected);
   EXPECT_EQ(Hello("a", Of(getpid()), token).value(), *session) << "it goes on";
   EXPECT_EQ((*session)->state(), SessionState::kActive);
-  // Programs without the session's token begin a new session.
+  // A program without the session's token begins a new session.
   broker_->Disconnect(*session);
   EXPECT_NE(Hello("a", Of(getpid()), (*others)->counted()->join_token()).value(), *session);
   EXPECT_EQ((*session)->state(), SessionState::kClosed);
@@ -166,10 +167,10 @@ TEST_F(CountCallsTest, ASessionHasTheDevicesThatItNames) {
   for (const uint32_t call : {VRAMBROKER_COUNT_CHARGE, VRAMBROKER_COUNT_WAIT}) {
     EXPECT_EQ(Call(*session, call, 2_MiB), absl::StatusCode::kResourceExhausted);
   }
-  // HOLD charges nothing there, and may be said: what the program has is others' use of the device.
+  // HOLD charges no bytes on such a device, and succeeds: the program's memory is others' use of the device.
   EXPECT_EQ(Call(*session, VRAMBROKER_COUNT_HOLD, 2_MiB), absl::StatusCode::kOk);
   EXPECT_EQ(Charged(*session), 0u);
-  // Sessions that go on keep their devices.
+  // A session that goes on keeps its devices.
   broker_->Disconnect(*session);
   EXPECT_EQ(Hello("a", Of(getpid()), (*session)->counted()->join_token(), "0").value(), *session);
   EXPECT_THAT((*session)->devices(), ElementsAre(1));
@@ -185,7 +186,8 @@ TEST_F(CountCallsTest, WhomAnOperatorHasEndedGetsNoOther) {
   EXPECT_TRUE(Hello("a", Of(getppid())).ok());
 }
 
-// Clients are not charged for memory that they do not have: an uncharge is made at any rate, and the call is owed.
+// The daemon makes each uncharge at any call rate, and the client owes the call: a client is not charged for memory
+// that the client has given back.
 TEST_F(CountCallsTest, WhatIsGivenBackTooOftenIsOwed) {
   const absl::StatusOr<SessionPtr> session = Hello("a");
   ASSERT_TRUE(session.ok()) << session.status();
@@ -199,7 +201,7 @@ TEST_F(CountCallsTest, WhatIsGivenBackTooOftenIsOwed) {
     EXPECT_EQ(Call(*session, VRAMBROKER_COUNT_UNCHARGE, 2_MiB) == absl::StatusCode::kOk, i < 30) << i;
   }
   EXPECT_EQ(Charged(*session), 0u);
-  // Calls of two seconds can be owed.
+  // A client can owe the calls of two seconds.
   EXPECT_FALSE(rates_.Take((*session)->caller().user(), last + std::chrono::seconds(1)).ok());
 }
 
@@ -209,7 +211,7 @@ TEST_F(CountCallsTest, WhatAClientCannotBeToldItIsNotCharged) {
   (void)Call(*session, VRAMBROKER_COUNT_CHARGE, 8_MiB, /*arrives=*/false);
   EXPECT_EQ(Charged(*session), 0u);
   EXPECT_EQ(Call(*session, VRAMBROKER_COUNT_CHARGE, 8_MiB), absl::StatusCode::kOk);
-  // Refusals that are lost take nothing back.
+  // A lost refusal takes no memory back.
   (void)Call(*session, VRAMBROKER_COUNT_CHARGE, kCapacity, /*arrives=*/false);
   EXPECT_EQ(Charged(*session), 8_MiB);
 }

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What users have open who take all that they get, one after the other.
+// Returns the open connections of users who, one after another, open as many connections as the budget admits.
 std::vector<size_t> Greedy(const DescriptorBudget& budget, size_t users, size_t open_of_others = 0) {
   std::vector<size_t> open(users);
   size_t all = open_of_others;
@@ -54,12 +54,12 @@ TEST(DescriptorBudgetTest, UsersTogetherLeavePlacesForANewcomer) {
   for (const auto& [users, left_to_one] : {std::pair<size_t, size_t>(2, 18), {4, 8}, {8, 1}, {10, 1}}) {
     EXPECT_GE(Greedy(budget, 1, Sum(Greedy(budget, users)))[0], left_to_one) << users;
   }
-  // The unit's limit has room for more users than most machines have.
+  // The limit of the service unit has room for more users than most machines have.
   const DescriptorBudget unit = DescriptorBudget::Of(65536, 0);
   EXPECT_GE(Greedy(unit, 1, Sum(Greedy(unit, 20)))[0], 1u);
 }
 
-// Also where others have closed some meanwhile, and come again.
+// Other users may have closed connections meanwhile, and come again.
 TEST(DescriptorBudgetTest, WhatAUserGetsDependsOnWhatIsFreeAlone) {
   const DescriptorBudget budget = DescriptorBudget::Of(1024, 0);
   const size_t places = budget.connections - budget.for_root;

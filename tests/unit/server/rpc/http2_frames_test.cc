@@ -19,7 +19,8 @@ using ::testing::HasSubstr;
 using testing_support::Http2FrameText;
 using testing_support::kHttp2Preface;
 
-// As "type/flags/stream/bytes", read in pieces of `piece` bytes. All of it is passed on.
+// Reads `all` in pieces of `piece` bytes, and returns frames as "type/flags/stream/bytes". Expects all bytes to be
+// passed on.
 std::vector<std::string> Read(Http2Frames& frames, const absl::string_view all, size_t piece) {
   std::vector<std::string> found;
   std::string passed;
@@ -89,7 +90,7 @@ TEST(Http2FramesTest, AnErrorOfTheCallerEndsIt) {
   EXPECT_EQ(passed, "");
 }
 
-// RFC 7541, C.2.3, is such a header of other words.
+// RFC 7541, section C.2.3, has this header as its example.
 TEST(Http2FramesTest, AHeaderIsNeverIndexed) {
   EXPECT_EQ(Http2Header("password", "secret"), "\x10\x08password\x06secret");
 }
@@ -105,7 +106,7 @@ TEST(Http2FramesTest, EachStreamThatBeginsGetsTheHeader) {
   const std::string trailers = Http2FrameText(kHeaders, 5, 1, "trailers");
   const std::string bytes = absl::StrCat(
       kHttp2Preface, settings, Http2FrameText(kHeaders, 4 | 1 | 8 | 0x20, 1, "padded, with a priority"), data,
-      // A call whose headers need several frames, and one without any.
+      // The second call's headers need several frames; the third call's headers are empty.
       Http2FrameText(kHeaders, 1, 3, "h1"), Http2FrameText(kContinuation, 0, 3, "h2"),
       Http2FrameText(kContinuation, 4, 3, "h3"), Http2FrameText(kHeaders, 4, 0x7ffffffe, ""), trailers);
   const std::string expected =

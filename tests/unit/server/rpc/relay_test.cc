@@ -37,7 +37,7 @@ const std::string& Greeting() {
   return *greeting;
 }
 
-// The loop runs in a thread of its own; the test is the client and gRPC.
+// The loop runs in its own thread; the test plays the client and gRPC.
 class RelayTest : public testing::Test, public Relay::Owner {
  protected:
   void SetUp() override {
@@ -76,7 +76,7 @@ class RelayTest : public testing::Test, public Relay::Owner {
     changed_.NotifyAll();
   }
 
-  // Two ends of a connection. The relay's does not block, the other one does.
+  // Returns the two ends of a connection. The relay's end does not block, the test's end blocks.
   static std::pair<UniqueFd, UniqueFd> Pair() {
     std::array<int, 2> ends = {-1, -1};
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
@@ -84,7 +84,7 @@ class RelayTest : public testing::Test, public Relay::Owner {
     return {UniqueFd(ends[0]), UniqueFd(ends[1])};
   }
 
-  // On the loop's thread.
+  // Runs `run` on the loop's thread.
   void Post(std::function<void()> run) {
     UniqueFd ready(eventfd(1, EFD_CLOEXEC));
     const int number = ready.get();
@@ -100,14 +100,14 @@ class RelayTest : public testing::Test, public Relay::Owner {
   static void Send(const UniqueFd& fd, absl::string_view bytes) {
     ASSERT_EQ(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   }
-  // Exactly so many, or what comes before the end.
+  // Receives `bytes` bytes, or fewer at the end of the stream.
   static std::string Receive(const UniqueFd& fd, size_t bytes) {
     std::string text(bytes, '\0');
     const ssize_t count = recv(fd.get(), text.data(), bytes, MSG_WAITALL);
     text.resize(std::max<ssize_t>(count, 0));
     return text;
   }
-  // Nothing comes any more.
+  // Returns true if the stream has ended.
   static bool IsAtEnd(const UniqueFd& fd) { return Receive(fd, 1).empty(); }
 
   void WaitUntilAsked() {
@@ -125,7 +125,7 @@ class RelayTest : public testing::Test, public Relay::Owner {
     WaitUntilAsked();
     EXPECT_EQ(Receive(server_, Greeting().size()), Greeting());
   }
-  // All of it comes, and then the end.
+  // Expects all bytes to arrive, and then the end of the stream.
   void SendAndClose(UniqueFd& from, const UniqueFd& to) {
     const std::string much = Http2FrameText(0, 0, 1, std::string(1 << 20, 'm'));
     std::thread sender([&] {
@@ -146,7 +146,7 @@ class RelayTest : public testing::Test, public Relay::Owner {
   std::thread thread_;
   UniqueFd client_;
   UniqueFd server_;               // gRPC's end
-  std::unique_ptr<Relay> relay_;  // on the loop's thread
+  std::unique_ptr<Relay> relay_;  // used on the loop's thread
   std::atomic<int> server_frames_{0};
   Mutex mu_;
   CondVar changed_;
@@ -220,13 +220,13 @@ TEST_F(RelayTest, AForbiddenFrameDoesNotArrive) {
   EXPECT_TRUE(IsAtEnd(client_));
 }
 
-// More than sockets and the relay hold: each direction stops, and goes on, by itself.
+// The bytes exceed the room of sockets and relay: each direction stops and goes on by itself.
 TEST_F(RelayTest, ASideThatDoesNotReadLosesNothing) {
   Connect();
   const std::string much = Http2FrameText(0, 0, 1, std::string(4 << 20, 'm'));
   for (auto [from, to] : {std::pair(&client_, &server_), std::pair(&server_, &client_)}) {
     std::thread sender([&, from = from] { Send(*from, much); });
-    // The other direction works meanwhile.
+    // The opposite direction works meanwhile.
     const std::string little = Http2FrameText(0, 0, 1, "little");
     Send(*to, little);
     EXPECT_EQ(Receive(*from, little.size()), little);
@@ -256,13 +256,13 @@ TEST_F(RelayTest, AClientThatSendsADescriptorIsDropped) {
 
 TEST_F(RelayTest, AClientThatClosesWhileItIsNotReadEnds) {
   Connect();
-  // gRPC takes nothing, so that the relay does not read the client either.
+  // gRPC reads no bytes, so the relay does not read the client.
   std::thread sender([&] {
     const std::string much = Http2FrameText(0, 0, 1, std::string(1 << 20, 'm'));
     (void)send(client_.get(), much.data(), much.size(), MSG_NOSIGNAL);
   });
-  EXPECT_EQ(Receive(server_, 9).size(), 9);  // it has begun
-  Post([this] { relay_->HangUp(); });        // as when the process ends
+  EXPECT_EQ(Receive(server_, 9).size(), 9);  // the transfer has begun
+  Post([this] { relay_->HangUp(); });        // as at the end of the process
   sender.join();
   client_.Reset();
   Receive(server_, 2 << 20);

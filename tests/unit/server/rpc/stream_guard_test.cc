@@ -53,7 +53,7 @@ TEST(StreamBookTest, AStreamEndsOnceAndNeverComesBack) {
   EXPECT_EQ(book.open(), 0);
 }
 
-// Streams with lower numbers would never be counted.
+// The book would never count streams with lower numbers.
 TEST(StreamBookTest, AStreamWithAServersNumberIsRefused) {
   StreamBook book;
   for (const uint32_t stream : {0u, 2u, 0x7ffffffeu}) {
@@ -116,7 +116,7 @@ TEST(StreamGuardTest, ResetsAreForgivenWithTime) {
   EXPECT_FALSE(guard.Reset(kMe, kMostResets + 1, kAttack + seconds(10'000)).ok()) << "all at once";
 }
 
-// Closing the connection in time is no way out, nor is another process for each connection.
+// A user cannot escape by closing connections in time, or by starting a process for each connection.
 TEST(StreamGuardTest, AUserWhoseProcessesEachStayBelowTheirBound) {
   StreamGuard guard;
   pid_t pid = 100;
@@ -159,7 +159,7 @@ TEST(StreamGuardTest, OpenStreamsOfAUserAreBounded) {
   EXPECT_EQ(open, StreamGuard::kUser.open + 1);
   EXPECT_THAT(std::string(status.message()), HasSubstr("its user 16385"));
   EXPECT_TRUE(guard.Began(kStranger, 1, kAttack).ok());
-  // Processes of the user that have few streams open are spared.
+  // The guard spares processes of the user with few open streams.
   const StreamGuard::Who quiet = {.pid = 5000, .user = 1};
   for (size_t i = 0; i < StreamGuard::kSparedOpen; ++i) EXPECT_TRUE(guard.Began(quiet, 1, kAttack).ok()) << i;
   EXPECT_TRUE(guard.CheckConnect(quiet, kAttack).ok());
@@ -178,7 +178,7 @@ TEST(StreamGuardTest, NewConnectionsOfAUserAreSpreadOverTime) {
   EXPECT_EQ(later, StreamGuard::kConnects);
 }
 
-// Crowds of other processes do not make the daemon forget a ban or a debt.
+// Crowds of other processes do not make the guard forget a ban or a debt.
 TEST(StreamGuardTest, WhoHasDoneSomethingIsRemembered) {
   StreamGuard guard;
   const auto crowd = [&](pid_t first) {
