@@ -64,7 +64,7 @@ TEST_F(AccountsTest, GrantsAreChargedUntilTheyAreReleasedOrConsumed) {
 
 TEST_F(AccountsTest, OfAClosedAccountOnlyGrantsAreChargedNoMore) {
   Account& account = Open(kFirst);
-  accounts_.Charge(account, 8_MiB);  // as by a lease that is just being obtained
+  accounts_.Charge(account, 8_MiB);  // as for a lease that is being obtained
   accounts_.Grant(account, 20_MiB);
   accounts_.Close(account);
   EXPECT_EQ(accounts_.granted_bytes(), 0u);

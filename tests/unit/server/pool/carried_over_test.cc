@@ -25,7 +25,7 @@ LeftSegment File(uint64_t inode, uint64_t bytes, std::vector<ProcessId> holders 
 
 class CarriedOverTest : public ::testing::Test {
  protected:
-  // Checks that nothing is uncharged that was not charged.
+  // Applies changes, and checks that each uncharge follows a charge.
   void Apply(const CarriedOver::Changes& changes) {
     for (const CarriedOver::Change& change : changes) {
       uint64_t& charged = charged_[change.session];
@@ -71,7 +71,7 @@ TEST_F(CarriedOverTest, IsNobodysUntilItsProcessOpensASession) {
   EXPECT_EQ(holdings[1].segments, 2u);
 }
 
-// As what ended sessions leave in quarantine.
+// Ended sessions leave memory in quarantine to their claim in the same way.
 TEST_F(CarriedOverTest, WhatAnEndedSessionHeldStaysChargedToItsClaim) {
   constexpr ClaimId kClaim{3};
   Find({File(1, 2_MiB)});
@@ -83,7 +83,7 @@ TEST_F(CarriedOverTest, WhatAnEndedSessionHeldStaysChargedToItsClaim) {
   Apply(changes);
 }
 
-// A claim that could not be made, while the daemon looked.
+// Making the claim fails while the daemon looks.
 TEST_F(CarriedOverTest, WhatIsFoundForAClaimThatIsNoMoreIsItsHoldersUsers) {
   constexpr ClaimId kClaim{3};
   LeftSegment file = File(1, 2_MiB);
@@ -95,7 +95,7 @@ TEST_F(CarriedOverTest, WhatIsFoundForAClaimThatIsNoMoreIsItsHoldersUsers) {
   Apply(changes);
 }
 
-// The daemon last looked some seconds ago.
+// The daemon's last look was some seconds ago.
 TEST_F(CarriedOverTest, AProcessThatHasThePidOfAnotherNowHoldsNothingOfIt) {
   constexpr ProcessId kNext{.pid = kProcess.pid, .started = kProcess.started + 1};
   Find({File(1, 2_MiB)});
@@ -245,13 +245,13 @@ TEST_F(CarriedOverTest, WhoSaysTheSameAgainAndAgainIsBelievedOnce) {
   Declare(kFirst, {{.id = 7, .bytes = 2_MiB, .file_device = 1, .file_inode = 1}});
   for (int i = 0; i < 3; ++i) {
     carried_.StartLook();
-    Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));  // this look may have missed that
+    Apply(carried_.Freed(kFirst, std::vector<uint64_t>{7}));  // the running look may have missed the free
     Apply(carried_.Found({File(1, 2_MiB)}, [](const ProcessId&) { return std::nullopt; }));
     carried_.EndLook(now_);
     EXPECT_EQ(carried_.IsClosing(kFirst), i == 0);
   }
   EXPECT_EQ(*carried_.next_look(), now_ + std::chrono::seconds(5));
-  // Another session of the process starts anew.
+  // A further session of the process starts anew.
   Apply(carried_.Closed(kFirst));
   Find({File(1, 2_MiB)});
   Apply(carried_.Opened({.session = kSecond}, kProcess));
@@ -260,7 +260,7 @@ TEST_F(CarriedOverTest, WhoSaysTheSameAgainAndAgainIsBelievedOnce) {
   EXPECT_TRUE(carried_.IsClosing(kSecond));
 }
 
-// The daemon believes its own eyes.
+// The daemon looks for itself instead of trusting the client.
 TEST_F(CarriedOverTest, WhoClosesSomethingAfterAQuietTimeIsLookedAtSoon) {
   Find({File(1, 2_MiB)}, kFirst);
   for (int i = 0; i < 20; ++i) {
@@ -284,7 +284,7 @@ TEST_F(CarriedOverTest, WhatASessionSaidOfAFileDoesNotCountOnceItIsSeen) {
   EXPECT_EQ(charged_[kFirst], 8_MiB) << "no file";
 }
 
-// Where the daemon cannot see for itself.
+// The daemon cannot see declared memory that has no file.
 TEST_F(CarriedOverTest, WhatIsOnlySaidIsBelievedUpToABound) {
   Declare(kFirst, {{.id = 1, .bytes = 4_MiB}, {.id = 2, .bytes = 8_MiB}, {.id = 3, .bytes = 2_MiB}}, 10_MiB);
   EXPECT_EQ(charged_[kFirst], 6_MiB);
@@ -306,7 +306,7 @@ TEST_F(CarriedOverTest, WhatIsNotSaidAgainIsFreed) {
   Declare(kFirst, {{.id = 9, .bytes = 16_MiB, .file_device = 1, .file_inode = 9}});
   Declare(kSecond, {{.id = 1, .bytes = 2_MiB}});
   EXPECT_EQ(charged_[kFirst], 28_MiB);
-  // In two messages. Nothing that is said in either is uncharged in between.
+  // Sends a declaration in two messages. Memory in either message stays charged in between.
   carried_.BeginDeclaration(kFirst);
   Declare(kFirst, {{.id = 2, .bytes = 8_MiB}});
   EXPECT_EQ(charged_[kFirst], 28_MiB);
@@ -315,7 +315,7 @@ TEST_F(CarriedOverTest, WhatIsNotSaidAgainIsFreed) {
   EXPECT_EQ(charged_[kFirst], 26_MiB) << "the file is looked for";
   EXPECT_TRUE(carried_.is_settling());
   EXPECT_EQ(charged_[kSecond], 2_MiB);
-  // One that broke off, and that after it.
+  // A declaration breaks off, and another declaration follows.
   carried_.BeginDeclaration(kFirst);
   Declare(kFirst, {{.id = 2, .bytes = 8_MiB}});
   carried_.BeginDeclaration(kFirst);

@@ -8,12 +8,13 @@
 namespace vrambroker {
 namespace {
 
-// A GPU of 100 MiB: 84 for segments, 12 for contexts of clients, and 4 that the daemon's own context has.
+// Models a GPU of 100 MiB: 84 MiB for segments, 12 MiB for clients' contexts, and 4 MiB for the daemon's own context.
 class DriverMemoryTest : public ::testing::Test {
  protected:
   DriverMemoryTest() { memory_.Update(/*free=*/96_MiB, /*at_least=*/0, /*at_most=*/0); }
 
-  // What the driver says is free while the pool has `from_driver` from it.
+  // Sets the driver's free bytes, and returns the unowned memory. `from_driver`: the bytes that the pool has from the
+  // driver.
   const DriverMemory::Unowned& Free(uint64_t free, uint64_t from_driver, const DriverMemory::Known& known = {}) {
     memory_.Update(free, from_driver, from_driver);
     return memory_.Settle(known);
@@ -66,16 +67,16 @@ TEST_F(DriverMemoryTest, ARefusedSegmentOfTheLeastSizeLeavesNothing) {
 }
 
 TEST_F(DriverMemoryTest, WhatWasInUseAtTheStartIsNobodysUntilItIsDeclared) {
-  memory_.Update(/*free=*/56_MiB, 0, 0);  // 40 more than the daemon's context
+  memory_.Update(/*free=*/56_MiB, 0, 0);  // 40 MiB beyond the daemon's context
   memory_.StartWithOthers();
   EXPECT_EQ(memory_.foreign(), 44_MiB);
   EXPECT_EQ(memory_.Settle({}).elsewhere, 40_MiB);
   EXPECT_EQ(memory_.unowned().outside, 0u) << "charged once";
-  // What is left may be contexts, and is within the headroom.
+  // The rest may be contexts, and fits the headroom.
   EXPECT_EQ(memory_.Settle({.declared = 20_MiB, .carried_over = 20_MiB}).elsewhere, 20_MiB);
   EXPECT_EQ(memory_.Settle({.declared = 28_MiB, .carried_over = 28_MiB}).elsewhere, 0u);
   EXPECT_EQ(memory_.unowned().beyond_capacity, 0u);
-  // What clients say beyond what is in use takes nothing from others.
+  // Declarations beyond the memory in use take no room from other sessions.
   EXPECT_EQ(memory_.Settle({.declared = 50_MiB, .carried_over = 50_MiB}).beyond_capacity, 10_MiB);
 }
 
@@ -104,7 +105,7 @@ TEST(DriverMemoryOfGivenCapacityTest, ContextsHaveNoHeadroom) {
   EXPECT_EQ(memory.Settle({.clients = 1}).outside, 4_MiB);
 }
 
-// A capacity that is less than what was free: what clients hold is a part of it, and not beside it.
+// The capacity is less than the free memory was: memory that clients hold is part of the capacity, not beside it.
 TEST(DriverMemoryOfGivenCapacityTest, WhatClientsHaveCarriedOverIsAPartOfIt) {
   const DeviceProperties device{.kind = DeviceKind::kCuda, .total_bytes = 100_MiB};
   DriverMemory memory(device, /*capacity=*/40_MiB, /*headroom=*/0, /*most_free=*/96_MiB);

@@ -40,7 +40,7 @@ class DriverSegmentsTest : public ::testing::Test {
 
   const std::unique_ptr<FakeDevice> device_;
   const std::shared_ptr<FakeDevice::Control> control_;
-  std::vector<UnleasedSegment> idle_;  // what the owner gives up when the driver has nothing
+  std::vector<UnleasedSegment> idle_;  // the owner gives these segments up when the driver has no memory
   DriverSegments driver_{device_.get(), std::chrono::minutes(1)};
 };
 
@@ -100,7 +100,7 @@ TEST_F(DriverSegmentsTest, WhatTheDriverDoesNotTakeBackIsKeptAndTriedAgain) {
   driver_.StartFreeing({held});
   EXPECT_EQ(driver_.Free({held}), 0u) << "nothing was taken";
   EXPECT_EQ(driver_.counts().unfreed_bytes, 8_MiB);
-  const UnleasedSegment next = Get(8_MiB);  // which tries it again
+  const UnleasedSegment next = Get(8_MiB);  // tries the free again
   EXPECT_EQ(driver_.counts().unfreed_bytes, 0u);
   control_->Fail(FakeDevice::Call::kFree, 1, 2, absl::InternalError("busy"));
   Free(next);
@@ -112,7 +112,7 @@ TEST_F(DriverSegmentsTest, WhatTheDriverDoesNotTakeBackIsKeptAndTriedAgain) {
   EXPECT_TRUE(device_->FreeSegment(unfreed[0]).ok());
 }
 
-// A driver that hands out memory with what was in it.
+// Has a driver that hands out memory with the old contents.
 class DriverSegmentsOnCudaTest : public DriverSegmentsTest {
  protected:
   DriverSegmentsOnCudaTest() : DriverSegmentsTest(DeviceKind::kCuda) {}

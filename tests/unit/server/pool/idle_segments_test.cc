@@ -20,12 +20,12 @@ constexpr char kBen[] = "uid:1002";
 
 class IdleSegmentsTest : public ::testing::Test {
  protected:
-  // The address tells segments apart; `second` is when it became idle.
+  // Adds an idle segment. The address tells segments apart; `second` is the time at which the segment became idle.
   void Add(uint64_t address, const std::string& tenant, uint64_t bytes, int second = 0) {
     idle_.Add({.segment = {.bytes = bytes, .address = address}, .tenant = tenant, .since = At(second)});
   }
   static SteadyTime At(int second) { return SteadyTime() + std::chrono::seconds(second); }
-  // Address of what Take() gives; 0 for nothing.
+  // Returns the address of the segment that Take() gives; 0 without a segment.
   uint64_t Take(const std::string& tenant, uint64_t bytes) {
     const std::optional<IdleSegments::Taken> taken = idle_.Take(tenant, bytes);
     if (!taken.has_value()) return 0;

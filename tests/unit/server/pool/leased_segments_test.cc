@@ -56,7 +56,7 @@ TEST(LeasedSegmentsTest, OneTicketIsOutForASegmentAtMost) {
   EXPECT_EQ(segments.FindTicket(ticket), &segment);
   EXPECT_EQ(segments.FindTicket(FdTicket{}), nullptr);
   segments.VoidTicket(segment);
-  segments.VoidTicket(segment);  // none is out any more
+  segments.VoidTicket(segment);  // no ticket is out any more
   EXPECT_EQ(segments.FindTicket(ticket), nullptr);
   EXPECT_EQ(segments.FindTicket(of_other), &other);
   EXPECT_NE(segments.IssueTicket(SegmentId{4}, segment).value(), ticket) << "a new one";

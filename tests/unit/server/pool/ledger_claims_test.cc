@@ -48,7 +48,7 @@ TEST_F(ClaimLedgerTest, AClaimsLimitBindsItsSessionsTogetherToTheLastByte) {
   EXPECT_TRUE(ledger_.CheckGrowth(outside_, 70).ok());
 }
 
-// A session that asked for what it holds itself would wait in vain.
+// A session that waits for its own memory would wait in vain.
 TEST_F(ClaimLedgerTest, WhatASessionHasItselfIsNotWaitedFor) {
   ledger_.Charge(first_, 30);
   ledger_.Charge(second_, 10);
@@ -57,7 +57,7 @@ TEST_F(ClaimLedgerTest, WhatASessionHasItselfIsNotWaitedFor) {
   ASSERT_TRUE(ledger_.SetGuarantee(second_, 15).ok());
   EXPECT_EQ(ledger_.MostEver(first_), 5u);
   EXPECT_EQ(ledger_.MostEver(second_), 40u);
-  first_.share_limit_bytes = second_.share_limit_bytes = 12;  // cut meanwhile
+  first_.share_limit_bytes = second_.share_limit_bytes = 12;  // a cut meanwhile
   EXPECT_EQ(ledger_.MostEver(first_), 0u);
   EXPECT_EQ(ledger_.MostEver(second_), 2u) << "what the limit leaves of its guarantee";
 }
@@ -145,7 +145,7 @@ TEST_F(ClaimLedgerTest, NoGuaranteeIsGivenBeyondTheDevice) {
   EXPECT_TRUE(ledger_.shares().size() == 1) << "a claim that has nothing is not there";
 }
 
-// Beyond its limit, as after a cut: nothing is taken away, and it cannot grow.
+// Memory beyond a lowered limit stays with its sessions, and the claim cannot grow.
 TEST_F(ClaimLedgerTest, ALowerLimitTakesNothingAway) {
   ledger_.Charge(first_, 50);
   for (AccountState* account : {&first_, &second_}) account->share_limit_bytes = 20;
@@ -155,7 +155,8 @@ TEST_F(ClaimLedgerTest, ALowerLimitTakesNothingAway) {
   EXPECT_EQ(ledger_.AvailableBytes(second_), 5u);
 }
 
-// A reload may lower the limit so far: what the sessions are guaranteed then takes nothing from the limit.
+// A reload may lower a claim's limit below the guarantees of its sessions: the guarantees then take no part of the
+// limit.
 TEST_F(ClaimLedgerTest, ALimitBelowTheGuaranteesOfItsSessionsHolds) {
   for (AccountState* account : {&first_, &second_}) ASSERT_TRUE(ledger_.SetGuarantee(*account, 25).ok());
   for (AccountState* account : {&first_, &second_}) account->share_limit_bytes = account->share_guarantee_bytes = 30;
@@ -175,7 +176,7 @@ TEST_F(ClaimLedgerTest, ALimitBelowTheGuaranteesOfItsSessionsHolds) {
   EXPECT_TRUE(ledger_.CheckGrowth(second_, 20).ok()) << "raised again";
 }
 
-// Model: the sums by hand, over random steps of sessions in two claims and outside, whose limits change.
+// A model keeps the sums by hand over random steps of sessions in two claims and outside. The claims' limits change.
 TEST(ClaimLedgerModelTest, RandomStepsKeepSessionWithinClaimWithinDevice) {
   for (uint64_t seed = 1; seed <= 100; ++seed) {
     std::mt19937_64 random(seed);
@@ -229,7 +230,7 @@ TEST(ClaimLedgerModelTest, RandomStepsKeepSessionWithinClaimWithinDevice) {
           if (ledger.SetGuarantee(of == 0 ? kFirstClaim : kSecondClaim, bytes).ok()) guarantees[of] = bytes;
           break;
         }
-        case 4:  // ends, and leaves what it holds behind
+        case 4:  // the session ends, and leaves its memory behind
           if (claim < 2) {
             left[claim] += account.reserved_bytes;
             ledger.Close(account, account.reserved_bytes);
@@ -237,7 +238,7 @@ TEST(ClaimLedgerModelTest, RandomStepsKeepSessionWithinClaimWithinDevice) {
             account.limit_bytes = 1000;
           }
           break;
-        case 5: {  // lowered, perhaps below what its sessions have and are guaranteed, or raised
+        case 5: {  // the limit falls, perhaps below the sessions' memory and guarantees, or rises
           const size_t of = random() % 2;
           limits[of] = random() % 700;
           for (size_t j = 0; j < accounts.size(); ++j) {

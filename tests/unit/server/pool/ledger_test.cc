@@ -38,7 +38,7 @@ TEST_F(LedgerTest, GrowsToTheLastByteOfTheCapacity) {
   EXPECT_EQ(ledger_.AvailableBytes(b_), 40u);
 }
 
-// Requests for more than that are refused at once, and wait for no other session.
+// The daemon refuses requests for more than MostEver() at once: such requests wait for no other session.
 TEST_F(LedgerTest, WhatItHoldsItselfAndWhatOthersAreGuaranteedIsNeverItsToHaveAgain) {
   ledger_.Charge(a_, 60);
   EXPECT_EQ(ledger_.MostEver(a_), 40u);
@@ -186,7 +186,7 @@ TEST_F(UserLedgerTest, GuaranteesOfAUserAreBoundTogether) {
   EXPECT_EQ(SegmentRefusalCause(ledger_.SetGuarantee(second_, 11)), OomCause::kLimit) << "beyond user_limit";
 }
 
-// However much is charged: at the start, processes may hold more than there is.
+// A guarantee can be lowered however much is charged: processes may hold more than the device has at the start.
 TEST_F(LedgerTest, AGuaranteeCanAlwaysBeLowered) {
   ASSERT_TRUE(ledger_.SetGuarantee(a_, 40).ok());
   ledger_.ChargeUnowned(100);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ended processes leave on a device whose driver does not tell who holds memory.
+// Tests of memory that ended processes leave on a device whose driver does not name the holders.
 #include "server/pool/quarantine.h"
 
 #include <fcntl.h>
@@ -34,7 +34,7 @@ constexpr SessionId kOther{2};
 
 class QuarantineOnCudaTest : public ::testing::Test {
  protected:
-  // The child has all that this process has open until it is killed.
+  // The child keeps all descriptors of this process until the test kills the child.
   void SetUp() override {
     child_ = fork();
     if (child_ == 0) {
@@ -51,7 +51,7 @@ class QuarantineOnCudaTest : public ::testing::Test {
     child_ = 0;
   }
 
-  // A session that holds `bytes` which it can open, and whose process has ended.
+  // Leaves `bytes` of a session that can open the memory, and whose process has ended.
   void LeaveBehind(SessionId session, uint64_t bytes, SessionMark mark, std::optional<ClaimId> claim = std::nullopt) {
     pool_.OpenAccount(session, {.client = session == kParent ? "parent" : "other",
                                 .pid = static_cast<pid_t>(100 + Raw(session)),
@@ -64,9 +64,9 @@ class QuarantineOnCudaTest : public ::testing::Test {
     pool_.CloseAccountOfGone(session);
   }
   uint64_t Quarantined() { return pool_.GetStats().quarantined_bytes; }
-  // Bytes that other sessions expect to come back.
+  // Returns the bytes that other sessions expect back.
   uint64_t Expected() { return pool_.ExpectedFor({SessionId{9}})[0].returning_bytes; }
-  // Looks when it is time, and not before.
+  // Moves the clock to the next check, and checks.
   void Check() {
     const std::optional<SteadyTime> check = pool_.NextQuarantineCheck();
     ASSERT_TRUE(check.has_value());
@@ -74,11 +74,11 @@ class QuarantineOnCudaTest : public ::testing::Test {
     pool_.CheckQuarantine();
   }
 
-  UniqueFd mark_fd_ = MakeSessionMark();  // before the child is made
+  UniqueFd mark_fd_ = MakeSessionMark();  // made before the child
   const SessionMark mark_ = FindSessionMark(getpid(), static_cast<uint32_t>(mark_fd_.get())).value_or(0);
   pid_t child_ = 0;
   SteadyTime now_ = std::chrono::steady_clock::now();
-  SteadyTime::duration look_takes_{0};  // each time that somebody asks for the time, so much has passed
+  SteadyTime::duration look_takes_{0};  // passes at each read of the clock
   std::atomic<uint64_t> next_segment_ = 1;
   std::unique_ptr<FakeDevice> made_ = std::make_unique<FakeDevice>(1_GiB, DeviceKind::kCuda);
   const std::shared_ptr<FakeDevice::Control> device_ = made_->control();
@@ -89,7 +89,7 @@ class QuarantineOnCudaTest : public ::testing::Test {
 TEST_F(QuarantineOnCudaTest, LastsUntilNoChildHasTheDescriptors) {
   ASSERT_NE(mark_, 0u);
   LeaveBehind(kParent, 4_MiB, mark_);
-  const UniqueFd others = MakeSessionMark();  // after the child was
+  const UniqueFd others = MakeSessionMark();  // made after the child
   LeaveBehind(kOther, 2_MiB, *FindSessionMark(getpid(), static_cast<uint32_t>(others.get())));
   now_ += kSettle - milliseconds(1);
   pool_.CheckQuarantine();
@@ -104,7 +104,7 @@ TEST_F(QuarantineOnCudaTest, LastsUntilNoChildHasTheDescriptors) {
   const Quarantine::Holding holding = pool_.GetView().quarantine[0];
   EXPECT_EQ(holding.client, "parent");
   EXPECT_THAT(holding.holders, ElementsAre(child_));
-  // Again, and less and less often.
+  // Checks repeat, ever less often.
   SteadyTime before = now_;
   for (const milliseconds pause : {milliseconds(100), milliseconds(200), milliseconds(400)}) {
     Check();
@@ -120,7 +120,7 @@ TEST_F(QuarantineOnCudaTest, LastsUntilNoChildHasTheDescriptors) {
   EXPECT_EQ(pool_.NextQuarantineCheck(), std::nullopt);
 }
 
-// Many dead processes with children that live on are not looked for one after the other, without end.
+// Looks for many dead processes with living children must not follow one another without a pause.
 TEST_F(QuarantineOnCudaTest, LooksThatBringNothingBackLeaveTime) {
   LeaveBehind(kParent, 4_MiB, mark_);
   now_ += kSettle / 2;
@@ -135,7 +135,7 @@ TEST_F(QuarantineOnCudaTest, LooksThatBringNothingBackLeaveTime) {
   EXPECT_EQ(Quarantined(), 0u);
 }
 
-// Processes that can still write to the segment would write to the next session's memory.
+// A process that can still write to the segment would write to the next session's memory.
 TEST_F(QuarantineOnCudaTest, NothingIsFreedWhereNobodyCanTell) {
   LeaveBehind(kParent, 4_MiB, 0);
   device_->set_holders(absl::InternalError("no descriptors left"));
@@ -164,7 +164,7 @@ TEST_F(QuarantineOnCudaTest, EachSegmentHasItsHoldersAndItsClaimKnowsThem) {
   EXPECT_EQ(pool_.GetShare(kClaim).charged_bytes, 4_MiB);
   EXPECT_THAT(pool_.GetView().quarantine.at(0).holders, ElementsAre(71, 72));
   EXPECT_THAT(told, ElementsAre(std::pair(71, kClaim), std::pair(72, kClaim)));
-  // The segment that is left is the first segment of the next look.
+  // The remaining segment is the first segment of the next look.
   device_->set_holders(SegmentHolders{.holders = {{.segment = 0, .pid = 71}, {.segment = 0, .pid = 72}}});
   Check();
   EXPECT_EQ(told.size(), 2u) << "they are known";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SegmentPool: what processes hold from an earlier run of the daemon, and what of the capacity the driver does not
-// have.
+// Tests of SegmentPool: memory that processes hold from an earlier run of the daemon, and capacity that the driver
+// lacks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <spdlog/sinks/ostream_sink.h>
@@ -26,7 +26,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// ---- What is carried over from an earlier run ----
+// ---- Memory carried over from an earlier run ----
 
 TEST_F(SegmentPoolTest, WhatIsCarriedOverCountsAgainstLimitAndCapacity) {
   MakePool(64_MiB);
@@ -76,7 +76,7 @@ TEST_F(SegmentPoolTest, ThatSomethingMayNotBeCountedIsSaidOnce) {
   spdlog::set_default_logger(before);
 }
 
-// More than there is now: the capacity was lowered between the runs.
+// Processes hold more than the capacity: the capacity was lowered between the runs.
 TEST_F(SegmentPoolTest, MoreMayBeCarriedOverThanTheCapacity) {
   std::ostringstream log;
   const std::shared_ptr<spdlog::logger> before = spdlog::default_logger();
@@ -104,7 +104,7 @@ TEST_F(SegmentPoolTest, MoreMayBeCarriedOverThanTheCapacity) {
   Lease(kB, 16_MiB);
 }
 
-// Files may be given any size. Sums of the sizes do not overflow.
+// A file may have any size. Sums of the sizes do not overflow.
 TEST_F(SegmentPoolTest, NoFileIsLargerThanCanBeCounted) {
   MakePool(64_MiB);
   constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();
@@ -122,7 +122,7 @@ TEST_F(SegmentPoolTest, NoFileIsLargerThanCanBeCounted) {
   EXPECT_EQ(Stats().committed_bytes, 0u);
 }
 
-// Members of a claim may be found after the claim is removed.
+// The daemon may find members of a claim after the claim is removed.
 TEST_F(SegmentPoolTest, WhatAMemberOfARemovedClaimIsFoundToHoldIsItsUsers) {
   constexpr ClaimId kClaim{3};
   const ProcessId member{.pid = 5, .started = 1};
@@ -167,7 +167,7 @@ TEST_F(SegmentPoolTest, ADeviceThatCannotTellWhatItHasFreeIsNotUsed) {
   Lease(kA, 2_MiB);
 }
 
-// A device that does not tell who holds what: the driver's figure of what is free stands for it.
+// The device does not name the holders of memory: the driver's figure of free memory stands in for the names.
 TEST_F(SegmentPoolTest, WhatTheDriverDoesNotHaveIsNotGiven) {
   MakePool(64_MiB, DeviceKind::kCuda);
   device_->set_foreign_bytes(24_MiB);
@@ -176,7 +176,7 @@ TEST_F(SegmentPoolTest, WhatTheDriverDoesNotHaveIsNotGiven) {
   EXPECT_EQ(Stats().carried_over_bytes, 24_MiB);
   Open(kA);
   EXPECT_EQ(Refusal(kA, 42_MiB), OomCause::kCapacity);
-  // A client says that half of it is its own.
+  // A client declares half of the memory as its own.
   ASSERT_TRUE(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = 12_MiB}}).ok());
   EXPECT_EQ(Account(kA).carried_over_bytes, 12_MiB);
   EXPECT_EQ(Stats().carried_over_bytes, 24_MiB);
@@ -193,8 +193,8 @@ TEST_F(SegmentPoolTest, WhatTheDriverDoesNotHaveIsNotGiven) {
   EXPECT_TRUE(absl::IsInvalidArgument(pool_->DeclareCarriedOver(kA, {{.id = 1, .bytes = 3}})));
 }
 
-// A GPU of 100 MiB: 4 for the daemon's context, a headroom of 10, and the rest of 86 is the capacity, also when clients
-// hold 60 of it at the start, and have contexts.
+// Models a GPU of 100 MiB: 4 MiB for the daemon's context, a headroom of 10 MiB, and a capacity of 86 MiB. The capacity
+// stays 86 MiB although clients hold 60 MiB and have contexts at the start.
 class CarriedOnCudaTest : public SegmentPoolTest {
  protected:
   static constexpr uint64_t kDaemonsContext = 4_MiB;
@@ -210,7 +210,7 @@ class CarriedOnCudaTest : public SegmentPoolTest {
                                           SegmentPoolOptions{.headroom_bytes = 10_MiB});
     ASSERT_TRUE(pool_->FindCarriedOver().ok());
   }
-  // Others hold so much of it, by the driver's word.
+  // Makes the driver report `bytes` in use by other processes.
   void HeldElsewhere(uint64_t bytes) {
     device_->set_foreign_bytes(kDaemonsContext + bytes);
     ASSERT_TRUE(pool_->UpdateHealth().ok());
@@ -238,7 +238,7 @@ TEST_F(CarriedOnCudaTest, TheCapacityIsWhatItWasWhenAllIsFreed) {
   EXPECT_EQ(Available(), 0u);
 }
 
-// What no client declares is still missing from what the driver says is free.
+// Memory that no client declares is still missing from the driver's free memory.
 TEST_F(CarriedOnCudaTest, WhatNobodySaysIsGivenWhenTheDriverHasIt) {
   Open(kB);
   HeldElsewhere(kContexts + 20_MiB);
@@ -249,9 +249,9 @@ TEST_F(CarriedOnCudaTest, WhatNobodySaysIsGivenWhenTheDriverHasIt) {
   EXPECT_EQ(Stats().carried_over_bytes, 0u) << "what others take later is not carried over";
 }
 
-// ---- What the driver has not, since the capacity was chosen ----
+// ---- Memory that the driver lacks since the capacity was chosen ----
 
-// The same GPU, with nobody on it when the daemon starts.
+// Has the GPU of CarriedOnCudaTest, without other processes at the daemon's start.
 class OutsideOnCudaTest : public CarriedOnCudaTest {
  protected:
   void SetUp() override { Start(10_MiB); }
@@ -280,7 +280,7 @@ TEST_F(OutsideOnCudaTest, ContextsWithinTheHeadroomTakeNothing) {
   EXPECT_EQ(Available(), kCapacity - 4_MiB);
 }
 
-// One for 10 MiB is not enough for three of 4 MiB, and the next client needs one, too.
+// A headroom of 10 MiB is too small for three contexts of 4 MiB, and the next client needs a context, too.
 TEST_F(OutsideOnCudaTest, ContextsBeyondTheHeadroomAreTakenFromTheCapacity) {
   for (const SessionId session : {kA, kB, kC}) Lease(session, 2_MiB);
   HeldElsewhere(12_MiB);
@@ -288,9 +288,9 @@ TEST_F(OutsideOnCudaTest, ContextsBeyondTheHeadroomAreTakenFromTheCapacity) {
   EXPECT_EQ(Available(), kCapacity - 12_MiB);
   EXPECT_EQ(Refusal(kA, 76_MiB), OomCause::kCapacity);
   Lease(kA, 74_MiB);
-  HeldElsewhere(12_MiB + 4_MiB);  // of the next client
+  HeldElsewhere(12_MiB + 4_MiB);  // the next client's context
   EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
-  // When they end, it is there again.
+  // Memory of ended contexts is available again.
   HeldElsewhere(4_MiB);
   Lease(kB, 6_MiB);
 }
@@ -301,16 +301,16 @@ TEST_F(OutsideOnCudaTest, OtherProgramsTakeFromTheCapacity) {
   EXPECT_EQ(Refusal(kA, 30_MiB), OomCause::kCapacity);
   HeldElsewhere(0);
   Lease(kA, 30_MiB);
-  // What is idle counts as the daemon's.
+  // Idle memory counts as the daemon's.
   EXPECT_EQ(pool_->CloseAccount(kA), 60_MiB);
   HeldElsewhere(0);
   EXPECT_EQ(Available(), kCapacity);
 }
 
-// From then on a request waits for other sessions, and is not granted memory that the driver does not have.
+// A request after the driver's refusal waits for other sessions: the pool grants no memory that the driver lacks.
 TEST_F(OutsideOnCudaTest, WhatTheDriverRefusesIsNotGrantedAgain) {
   Lease(kB, 20_MiB);
-  device_->set_foreign_bytes(kDaemonsContext + 40_MiB);  // nobody has looked since
+  device_->set_foreign_bytes(kDaemonsContext + 40_MiB);  // the pool has not looked since
   EXPECT_TRUE(pool_->Grant(kA, 40_MiB).ok());
   pool_->ReleaseGrant(kA, 40_MiB);
   EXPECT_EQ(Refusal(kA, 40_MiB), OomCause::kCapacity);
@@ -341,7 +341,7 @@ TEST_F(OutsideOnCudaTest, ACapacityThatWasGivenHasNoHeadroom) {
   EXPECT_EQ(Stats().outside_bytes, 2_MiB);
 }
 
-// Who says too much is charged for it, and nobody else is.
+// A client that declares too much is charged for the declaration, and no other client is charged.
 TEST_F(CarriedOnCudaTest, NoMoreIsDeclaredThanIsInUse) {
   Open(kA);
   Open(kB);
@@ -354,7 +354,7 @@ TEST_F(CarriedOnCudaTest, NoMoreIsDeclaredThanIsInUse) {
   const uint64_t others_room = kCapacity - kHeld - kContexts;
   Lease(kB, others_room);
   EXPECT_EQ(Refusal(kB, 4_MiB), OomCause::kCapacity);
-  // What has come free by the driver's word is for others, whatever the liar says.
+  // Memory that the driver reports as free is for other sessions, whatever the liar declares.
   EXPECT_EQ(pool_->CloseAccount(kA), 0u);
   HeldElsewhere(0);
   Open(kA);
@@ -362,7 +362,7 @@ TEST_F(CarriedOnCudaTest, NoMoreIsDeclaredThanIsInUse) {
   EXPECT_EQ(Refusal(kA, 2_MiB), OomCause::kCapacity);
   pool_->CloseAccount(kC);
   EXPECT_EQ(Stats().committed_bytes, kCapacity);
-  // Nothing is in use elsewhere any more: nothing is believed.
+  // Other processes use no memory any more: the pool believes no declaration.
   Open(kC);
   HeldElsewhere(0);
   device_->set_foreign_bytes(0);

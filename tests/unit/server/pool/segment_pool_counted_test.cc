@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SegmentPool: what clients have of the driver themselves.
+// Tests of SegmentPool: memory that clients take from the driver themselves.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -61,7 +61,7 @@ TEST_F(SegmentPoolCountedTest, NobodyGivesBackMoreThanItWasCharged) {
   EXPECT_EQ(Account(kA).reserved_bytes, 8_MiB);
 }
 
-// The client is about to ask the driver, which has to have it by then.
+// The client is about to ask the driver, so the driver must have the memory by then.
 TEST_F(SegmentPoolCountedTest, IdleSegmentsGoBackToTheDriverBeforeTheClientAsksIt) {
   MakePool(64_MiB);
   Open(kA);
@@ -117,7 +117,7 @@ TEST_F(SegmentPoolCountedTest, WhatIsDeclaredIsGivenBackInParts) {
   EXPECT_EQ(Stats().charged_bytes, 0u);
 }
 
-// By saying something nobody takes from others.
+// A declaration takes no memory from other sessions.
 TEST_F(SegmentPoolCountedTest, WhatIsDeclaredIsBelievedAsFarAsItCanBeTrue) {
   MakePool(64_MiB);
   Open(kA, 30_MiB);
@@ -132,7 +132,7 @@ TEST_F(SegmentPoolCountedTest, WhatIsDeclaredIsBelievedAsFarAsItCanBeTrue) {
   ASSERT_OK(pool_->TryChargeCounted(kC, 2_MiB)) << "the rest is charged when there is room";
 }
 
-// On a GPU the driver says how much was in use when the daemon started.
+// The driver of a GPU reports how much was in use at the daemon's start.
 TEST_F(SegmentPoolCountedTest, OnAGpuNoMoreIsBelievedThanTheDriverHasGivenToOthers) {
   MakePool(64_MiB, DeviceKind::kCuda);
   device_->set_foreign_bytes(24_MiB);
@@ -152,7 +152,8 @@ TEST_F(SegmentPoolCountedTest, OnAGpuNoMoreIsBelievedThanTheDriverHasGivenToOthe
   Lease(kB, 64_MiB);
 }
 
-// What a client has itself is missing from what the driver says is free, and is charged: not twice.
+// Memory of a client is missing from the driver's free memory, and is charged: the pool does not count the memory
+// twice.
 TEST_F(SegmentPoolCountedTest, OnAGpuCountedMemoryIsNoMemoryOfOthers) {
   MakePool(64_MiB, DeviceKind::kCuda);
   ASSERT_OK(pool_->FindCarriedOver());
@@ -174,7 +175,7 @@ TEST_F(SegmentPoolCountedTest, OnAGpuCountedMemoryIsNoMemoryOfOthers) {
   EXPECT_NE(rest, SegmentId{});
 }
 
-// A program that nobody counts has taken memory: the next charge is told, and not the driver's refusal.
+// An uncounted program has taken memory: the pool refuses the next charge before the driver does.
 TEST_F(SegmentPoolCountedTest, OnAGpuWhatOthersTakeIsNotCharged) {
   MakePool(64_MiB, DeviceKind::kCuda);
   ASSERT_OK(pool_->FindCarriedOver());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SegmentPool and a driver that says no, or takes its time.
+// Tests of SegmentPool with a driver that refuses or takes its time.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -21,7 +21,7 @@ namespace {
 
 using Call = FakeDevice::Call;
 
-// ---- The driver says no ----
+// ---- Refusals of the driver ----
 
 TEST_F(SegmentPoolTest, DriverOutOfMemoryIsACapacityRefusal) {
   MakePool(8_MiB);
@@ -39,7 +39,7 @@ TEST_F(SegmentPoolTest, DriverOutOfMemorySendsIdleSegmentsToTheDriver) {
   Open(kA, kPlenty, kAnnUid);
   Open(kB, kPlenty, kBenUid);
   GiveBack(kA, Lease(kA, 4_MiB));
-  // Capacity would allow 4 MiB, but somebody outside of the broker has taken them.
+  // The capacity leaves 4 MiB, but a program outside the broker has taken the memory.
   device_->set_foreign_bytes(4_MiB);
   Lease(kB, 4_MiB);
   EXPECT_EQ(Stats().idle_bytes, 0u);
@@ -55,7 +55,7 @@ TEST_F(SegmentPoolTest, OtherDriverErrorsPassThrough) {
   EXPECT_EQ(status, absl::InternalError("cudaMalloc failed"));
   EXPECT_EQ(SegmentRefusalCause(status), std::nullopt);
   EXPECT_EQ(Account(kA).reserved_bytes, 0u);
-  // Several segments, one of which fails: segments that the driver gave stay for the next try, and none is awaited.
+  // One of several segments fails: segments that the driver gave stay for the next try, and the pool awaits no segment.
   for (const int failing : {1, 2}) {
     device_->Fail(Call::kAllocate, failing, 1, absl::InternalError("cudaMalloc failed"));
     EXPECT_FALSE(pool_->LeaseAll(kA, {2_MiB, 4_MiB}).ok());
@@ -64,7 +64,7 @@ TEST_F(SegmentPoolTest, OtherDriverErrorsPassThrough) {
     EXPECT_EQ(Stats().reserved_bytes, failing == 1 ? 0u : 2_MiB);
     EXPECT_EQ(Stats().idle_bytes, Stats().reserved_bytes);
   }
-  // Segments that were idle before stay, too.
+  // Earlier idle segments stay, too.
   device_->Fail(Call::kAllocate, 1, 1, absl::InternalError("cudaMalloc failed"));
   EXPECT_FALSE(pool_->LeaseAll(kA, {2_MiB, 4_MiB}).ok());
   EXPECT_EQ(Stats().idle_bytes, 2_MiB);
@@ -81,7 +81,7 @@ TEST_F(SegmentPoolTest, FailedExportGivesTheSegmentBack) {
   EXPECT_EQ(Stats().segments, 0u);
 }
 
-// A bit of everything that calls the driver. A lease may fail; whatever happens, the ledger must be right.
+// Makes each kind of call to the driver. A lease may fail; the ledger must be right in any case.
 class SegmentPoolFaultTest : public SegmentPoolTest {
  protected:
   void LeaseOrNot(SessionId session, uint64_t bytes) {
@@ -117,14 +117,14 @@ class SegmentPoolFaultTest : public SegmentPoolTest {
     LeaseOrNot(kA, 4_MiB);
     LeaseOrNot(kB, 6_MiB);
     GiveBackOne();
-    LeaseOrNot(kA, 6_MiB);  // idle segments of B have to go
+    LeaseOrNot(kA, 6_MiB);  // idle segments of B must go
     GiveBackOne();
     LeaseOrNot(kB, 4_MiB);
     GiveBackOne();
     pool_->ReleaseIdleSince(std::chrono::steady_clock::now());
     LeaseOrNot(kB, 6_MiB);
     GiveBackOne();
-    LeaseOrNot(kB, 6_MiB);  // from idle
+    LeaseOrNot(kB, 6_MiB);  // takes an idle segment
     leased_.clear();
     pool_->CloseAccount(kA);
     pool_->CloseAccount(kB);
@@ -138,7 +138,7 @@ class SegmentPoolFaultTest : public SegmentPoolTest {
     EXPECT_EQ(end.segment_allocs, end.segment_frees);
   }
 
-  // Lets the first, the second, ... call of this kind fail, until none is left that could.
+  // Lets the first, the second, ... call of a kind fail, until no further call is left to fail.
   void FailEach(Call call, int in_a_row, const absl::Status& status, DeviceKind kind, bool leases_fail) {
     for (int nth = 1;; ++nth) {
       SCOPED_TRACE(::testing::Message() << "call number " << nth << " fails " << in_a_row << " times");
@@ -245,10 +245,10 @@ TEST_F(SegmentPoolTest, NothingElseWaitsForTheDriver) {
   Gate& gate = device_->Hold(Call::kAllocate);
   std::thread lease([&] { Lease(kA, 2_MiB); });
   gate.AwaitArrivals(1);
-  // The gate opens only after all this: were a lock held during the driver's call, the test would never end.
+  // The gate opens only after these calls: a lock held during the driver's call would block the test for ever.
   EXPECT_EQ(Stats().charged_bytes, 4_MiB);
   EXPECT_EQ(pool_->SetLimit(kB, 16_MiB), absl::OkStatus());
-  Lease(kB, 4_MiB);  // idle
+  Lease(kB, 4_MiB);  // takes an idle segment
   const FdTicket ticket = TicketFor(kB, held);
   EXPECT_TRUE(pool_->RedeemTicket(ticket, PidOf(kB), kBenUid).ok());
   EXPECT_EQ(pool_->ReleaseIdleSince(std::chrono::steady_clock::now()), 0u);
@@ -310,7 +310,7 @@ TEST_F(SegmentPoolTest, LeaseWaitsForNoMoreFreesThanItNeeds) {
   Lease(kA, 4_MiB);
   pool_->CloseAccount(kA);
   Gate& gate = device_->Hold(Call::kFree);
-  std::thread first([&] { Lease(kB, 2_MiB); });  // gives up one of the two, more than it needs
+  std::thread first([&] { Lease(kB, 2_MiB); });  // frees one of the two segments, more than the lease needs
   gate.AwaitArrivals(1);
   std::thread second([&] { Lease(kB, 2_MiB); });
   device_->AwaitRefusals(1);
@@ -324,12 +324,14 @@ TEST_F(SegmentPoolTest, LeaseWaitsForNoMoreFreesThanItNeeds) {
   decay.join();
 }
 
-// Many sessions at once. Were one to wait for another, not all would come to the gate, and the test would never end.
+// Many sessions lease at once. A session that waited for another would never reach the gate, and the test would never
+// end.
 class SegmentPoolOverlapTest : public SegmentPoolTest {
  protected:
   static constexpr int kSessions = 32;
 
-  // Session n of `tenant` leases a segment, for n from `first`: each on its own queue, as the daemon's sessions do.
+  // Leases a segment for each session n of `tenant`, beginning with `first`. Each session has its own queue, as in the
+  // daemon.
   void LeaseAll(WorkerPool& workers, uint64_t first, uid_t tenant) {
     for (uint64_t n = first; n < first + kSessions; ++n) {
       Open(SessionId{n}, kPlenty, tenant);

@@ -18,7 +18,7 @@
 
 namespace vrambroker {
 
-// A pool over a fake device. At the end the device has everything back.
+// Makes a pool over a fake device. The device has all memory back at the end.
 class SegmentPoolTest : public ::testing::Test {
  protected:
   static constexpr SessionId kA{1};
@@ -28,7 +28,7 @@ class SegmentPoolTest : public ::testing::Test {
   static constexpr uid_t kBenUid = 1002;
   static constexpr uint64_t kPlenty = 1_GiB;
 
-  // A pool over a device of exactly its capacity, so that the device notices when the pool takes more.
+  // Makes a pool over a device of exactly the pool's capacity: the device notices a pool that takes more.
   void MakePool(uint64_t capacity, DeviceKind kind = DeviceKind::kHost) { MakePool(capacity, capacity, kind); }
   void MakePool(uint64_t capacity, uint64_t device_bytes, DeviceKind kind,
                 uint64_t idle_limit = SegmentPoolOptions::kNoIdleLimit) {
@@ -38,7 +38,7 @@ class SegmentPoolTest : public ::testing::Test {
         std::move(device), capacity, &next_segment_,
         SegmentPoolOptions{.idle_limit_bytes = idle_limit, .free_timeout = std::chrono::minutes(1)});
   }
-  // Accounts of session n have pid 100 + n.
+  // Opens an account. Session n has pid 100 + n.
   void Open(SessionId session, uint64_t limit = kPlenty, uid_t tenant = kAnnUid) {
     pool_->OpenAccount(
         session, {.pid = PidOf(session), .uid = tenant, .tenant = absl::StrCat("uid:", tenant), .limit_bytes = limit});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random sequences of all that a pool is asked to do: one at a time, with a model of what it must hold, and with eight
-// sessions at a time. The ledger is right at every moment, and everything is back at the end.
+// Random sequences of all calls of a pool: a call at a time against a model of the pool, and eight sessions at a time.
+// The ledger is right at every moment, and all memory is back at the end.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -25,9 +25,9 @@
 namespace vrambroker {
 namespace {
 
-// ---- One at a time ----
+// ---- A call at a time ----
 
-// A pool, and what it must hold.
+// Holds a pool, and a model of the pool's contents.
 class PoolWithModel {
  public:
   PoolWithModel(uint64_t seed, uint64_t idle_limit) : random_(seed), idle_limit_(idle_limit) {
@@ -124,7 +124,7 @@ class PoolWithModel {
     EXPECT_TRUE(ids_.insert(*segment).second) << "an id was used again";
     session.reserved += bytes;
     session.segments[*segment] = {.bytes = bytes};
-    for (size_t i = idle_.size(); i-- > 0;) {  // the youngest that fits
+    for (size_t i = idle_.size(); i-- > 0;) {  // the youngest segment that fits
       if (idle_[i].tenant != session.tenant || idle_[i].bytes != bytes) continue;
       idle_.erase(idle_.begin() + static_cast<std::ptrdiff_t>(i));
       older_than_mark_ -= i < older_than_mark_ ? 1 : 0;
@@ -138,7 +138,7 @@ class PoolWithModel {
     ModelSession& session = sessions_[id];
     if (session.segments.empty()) return;
     const auto it = std::next(session.segments.begin(), static_cast<std::ptrdiff_t>(Random(session.segments.size())));
-    if (Random(3) == 0) {  // also of what was not asked back, which is ignored
+    if (Random(3) == 0) {  // also finishes segments that were not asked back; the pool ignores such calls
       pool_->FinishReturning(id, {it->first});
       if (!it->second.returning) return;
       BecomesIdle(session, it->second);
@@ -158,7 +158,7 @@ class PoolWithModel {
     session.reserved -= segment.bytes;
     idle_.push_back({.tenant = session.tenant, .bytes = segment.bytes});
   }
-  // All that was idle at the mark, or only what is beyond the limit.
+  // Releases all segments that were idle at the mark, or only segments beyond the limit.
   void Release(bool by_age) {
     const uint64_t before = IdleBytes();
     const uint64_t released = pool_->ReleaseIdleSince(by_age ? mark_ : SteadyTime());
@@ -198,7 +198,7 @@ class PoolWithModel {
   std::map<SessionId, ModelSession> sessions_;
   std::deque<Idle> idle_;  // the oldest first
   SteadyTime mark_;
-  size_t older_than_mark_ = 0;  // of idle_
+  size_t older_than_mark_ = 0;  // counts segments of idle_
   std::set<SegmentId> ids_;
   uint64_t allocs_ = 0;
   uint64_t leases_from_idle_ = 0;
@@ -277,7 +277,7 @@ class SegmentPoolStressTest : public ::testing::Test {
     EXPECT_EQ(pool_->CloseAccount(session), reserved);
   }
 
-  // kThreads at a time, each with one session after the other, and somebody who looks on.
+  // Runs kThreads threads, each with a series of sessions, while an observer looks on.
   void RunSessions();
   void ExpectAllGivenBack();
 
@@ -340,7 +340,7 @@ TEST_F(SegmentPoolStressTest, WithDecayAndAnIdleLimitToo) {
   ExpectAllGivenBack();
 }
 
-// Sessions are closed by one thread while another one leases for them, as when a process dies.
+// A thread closes sessions while another thread leases for the sessions, as at the death of a process.
 TEST_F(SegmentPoolStressTest, ClosingWhileLeasingLeaksNothing) {
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads / 2; ++t) {
@@ -353,7 +353,7 @@ TEST_F(SegmentPoolStressTest, ClosingWhileLeasingLeaksNothing) {
           while (!started) std::this_thread::yield();
           pool_->CloseAccount(session);
         });
-        // Until the account has gone: leased, refused for its limit, aborted.
+        // Leases until the account is gone: a lease succeeds, meets the limit, or is aborted.
         while (!absl::IsAborted(pool_->Lease(session, 2_MiB).status())) {
           started = true;
           std::this_thread::yield();

@@ -198,7 +198,7 @@ TEST_F(SegmentPoolTest, IdleSegmentIsNeverGivenToAnotherTenant) {
   Lease(kB, 2_MiB);
   EXPECT_EQ(device_->allocations(), 2);
   EXPECT_EQ(Stats().idle_bytes, 2_MiB);
-  // Even with its last holder gone it remembers its tenant.
+  // An idle segment keeps its tenant even after its last holder is gone.
   Open(kC, kPlenty, kAnnUid);
   Lease(kC, 2_MiB);
   EXPECT_EQ(device_->allocations(), 2);
@@ -336,7 +336,7 @@ TEST_F(SegmentPoolTest, DecayDoesNotWaitWithWhatIsBeyondTheIdleLimit) {
   for (int i = 0; i < 5; ++i) Lease(kA, 2_MiB);
   pool_->CloseAccount(kA);
   device_->AwaitFrees(4);
-  decay.reset();  // the pool has heard of the frees once its thread has ended
+  decay.reset();  // the pool knows of the frees once the decay thread has ended
   EXPECT_EQ(Stats().idle_bytes, 2_MiB);
 }
 
@@ -353,7 +353,7 @@ TEST_F(SegmentPoolTest, TellsWhenSomethingIsDueEarlier) {
   EXPECT_GT(*next, std::chrono::steady_clock::now());
   GiveBack(kA, Lease(kA, 4_MiB));
   EXPECT_EQ(told, 1) << "the first one is the oldest";
-  // Taken for a lease, and put back where it was.
+  // A lease takes the segment, and puts the segment back in its place.
   EXPECT_TRUE(absl::IsNotFound(pool_->LeaseIdle(kA, {2_MiB, 8_MiB}).status()));
   EXPECT_EQ(told, 2);
   EXPECT_TRUE(absl::IsNotFound(pool_->LeaseIdle(kA, {8_MiB}).status()));
@@ -478,16 +478,15 @@ TEST_F(SegmentPoolTest, TicketsDiffer) {
   EXPECT_EQ(tickets.size(), 100u);
 }
 
-// ---- What dead processes leave ----
+// ---- Memory that dead processes leave ----
 
-// A descriptor on its way through a socket is in no table: a process that gets it later could write to the next one's
-// segment.
+// A descriptor on its way through a socket is in no table: a later receiver could write to the next holder's segment.
 TEST_F(SegmentPoolTest, WhatADeadProcessCouldOpenIsHandedToNobody) {
   MakePool(kPlenty);
   Open(kA);
   const FdTicket ticket = TicketFor(kA, Lease(kA, 2_MiB));
   ASSERT_TRUE(pool_->RedeemTicket(ticket, PidOf(kA), kAnnUid).ok());
-  Lease(kA, 4_MiB);  // it never had what opens this one
+  Lease(kA, 4_MiB);  // the process never had a descriptor of this segment
   pool_->CloseAccountOfGone(kA);
   EXPECT_EQ(Stats().quarantined_bytes, 2_MiB);
   EXPECT_EQ(Stats().idle_bytes, 4_MiB);
@@ -508,7 +507,7 @@ TEST_F(SegmentPoolTest, WhatADeadProcessCouldOpenIsHandedToNobody) {
   EXPECT_EQ(Stats().handovers, 1u);
 }
 
-// ---- Bytes of others ----
+// ---- Contents of other tenants' memory ----
 
 TEST_F(SegmentPoolTest, NewMemoryIsZeroedOnceItMayBeAnotherTenants) {
   MakePool(16_MiB, DeviceKind::kCuda);
@@ -527,7 +526,7 @@ TEST_F(SegmentPoolTest, NewMemoryIsZeroedOnceItMayBeAnotherTenants) {
   EXPECT_EQ(comes_and_goes(kC), 4_MiB);
   EXPECT_EQ(comes_and_goes(kA), 4_MiB);
   EXPECT_EQ(comes_and_goes(kA), 4_MiB) << "the driver may give what Bob had";
-  // What is idle is handed on within a tenant as it is.
+  // Idle memory passes on within a tenant unchanged.
   GiveBack(kA, Lease(kA, 4_MiB));
   const uint64_t before = device_->zeroed_bytes();
   Lease(kB, 4_MiB);
@@ -547,7 +546,7 @@ TEST_F(SegmentPoolTest, WhatADeadProcessLeftIsAnotherTenants) {
   EXPECT_EQ(device_->zeroed_bytes(), 4_MiB);
 }
 
-// ---- What explains a refusal ----
+// ---- Looks that explain a refusal ----
 
 TEST_F(SegmentPoolTest, ALookHasSessionUserAndDevice) {
   MakePool(64_MiB);
@@ -588,7 +587,8 @@ TEST_F(SegmentPoolTest, ALookForNobodyStillShowsTheDevice) {
   EXPECT_EQ(look.accounts.size(), 1u);
 }
 
-// The daemon stops: what a process could open it keeps, and nobody is told that it is free.
+// The daemon stops: a process keeps memory that the process could open, and the pool does not report such memory as
+// free.
 TEST_F(SegmentPoolTest, WhatAProcessKeepsWhenTheDaemonStopsIsNotCached) {
   MakePool(64_MiB);
   Open(kA);
