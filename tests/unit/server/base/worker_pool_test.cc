@@ -72,7 +72,7 @@ TEST(WorkerPoolTest, RunsAsManyTasksAtATimeAsItMay) {
   Gate gate;
   WorkerPool pool(3);
   for (int i = 0; i < 3; ++i) pool.Submit([&] { gate.Pass(); });
-  gate.AwaitArrivals(3);  // with fewer threads, the call would never return
+  gate.AwaitArrivals(3);  // the call would never return with fewer threads
   gate.Open();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Broker: counted sessions, whose programs have their memory of the driver themselves.
+// Tests of Broker: counted sessions, whose programs take memory from the driver themselves.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 
 class BrokerCountedTest : public BrokerTest {
  protected:
-  // A charge, and its answer.
+  // Holds the answer to a charge.
   struct Charging {
     Signal answered;
     absl::Status answer = absl::UnknownError("no answer");
@@ -82,7 +82,7 @@ TEST_F(BrokerCountedTest, ItIsHeldToItsLimitAndSeenByOperators) {
   EXPECT_EQ(session->GetMemoryStats(0).reserved_bytes.all.peak, 20_MiB);
 }
 
-// The first try is the fast one. Only a refusal after others were asked leaves the program without memory.
+// The first try takes the fast way. Only a refusal after questions to other sessions leaves the program without memory.
 TEST_F(BrokerCountedTest, ARefusalCountsOnceOthersWereAsked) {
   const SessionPtr session = OpenCounted("train", Limit(8_MiB));
   EXPECT_TRUE(absl::IsResourceExhausted(Charge(session, 10_MiB)));
@@ -103,7 +103,7 @@ TEST_F(BrokerCountedTest, BadCallsAreRefused) {
   EXPECT_TRUE(absl::IsFailedPrecondition(broker_->charges().Uncharge(remote, 0, 2_MiB)));
   EXPECT_EQ(Report(Charge(counted, uint64_t{1} << 62)).cause(), v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE);
   EXPECT_TRUE(absl::IsInvalidArgument(Charge(counted, 2_MiB, {.may_reclaim = true, .wait = std::chrono::hours(2)})));
-  // Nor does it get memory of the daemon.
+  // A counted session gets no memory of the daemon, either.
   EXPECT_TRUE(absl::IsFailedPrecondition(LeaseSegments(counted, {2_MiB}).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(Allocate(counted, 2_MiB).status()));
 }
@@ -134,7 +134,7 @@ TEST_F(BrokerCountedTest, AClientThatGivesUpIsNotCharged) {
   EXPECT_EQ(Reserved(second), 0u);
 }
 
-// What others only cache is asked for first.
+// The broker first asks for memory that other sessions only cache.
 TEST_F(BrokerCountedTest, OthersGiveBackWhatTheyCache) {
   const SessionPtr cache = Open("cache", std::nullopt, Process(2, 1000));
   const absl::StatusOr<Allocation> block = Allocate(cache, 60_MiB);
@@ -158,7 +158,7 @@ TEST_F(BrokerCountedTest, NothingCanBeTakenFromIt) {
   EXPECT_EQ(Reserved(session), 60_MiB);
 }
 
-// Nor is it asked: nobody waits for an answer that is known.
+// The broker does not ask a counted session: no request waits for an answer that is known.
 TEST_F(BrokerCountedTest, ItIsNotAskedForMemory) {
   const SessionPtr session = OpenCounted("train");
   const SessionPtr other = OpenCounted("other", std::nullopt, Process(2, 1000));
@@ -199,7 +199,8 @@ TEST_F(BrokerCountedTest, ItHasNoBlocksToShow) {
   Drain(session);
 }
 
-// Sized by what is free on the device, two programs that start at once would both take all of it.
+// Two programs that start at once would both take all free memory if the programs sized themselves by the device's free
+// memory.
 TEST_F(BrokerCountedTest, ProgramsSizeThemselvesByTheirOwnShare) {
   const SessionPtr first = OpenCounted("first", Limit(0.5));
   const SessionPtr second = OpenCounted("second", Limit(0.5), Process(2, 1000));

@@ -27,7 +27,7 @@ inline std::shared_ptr<const Policy> PolicyOf(PolicyOptions options) {
   return std::make_shared<const Policy>(std::move(options));
 }
 
-// Something has happened. (absl::Notification is not instrumented for ThreadSanitizer.)
+// Signals an event. (absl::Notification is not instrumented for ThreadSanitizer.)
 class Signal {
  public:
   void Notify() {
@@ -146,7 +146,7 @@ class BrokerTest : public ::testing::Test {
     };
     return session.value_or(nullptr);
   }
-  // An open session that leases.
+  // Opens a leasing session.
   SessionPtr OpenLeasing(const std::string& name, std::optional<Limit> limit = std::nullopt,
                          Caller caller = Process(1, 1000)) {
     client_ = std::make_shared<FakeClient>();
@@ -208,7 +208,7 @@ class BrokerTest : public ::testing::Test {
     answered.WaitForNotification();
     return answer;
   }
-  // Allocate() and its answer.
+  // Calls Allocate(), and returns the answer.
   absl::StatusOr<Allocation> Allocate(const SessionPtr& session, uint64_t bytes, uint64_t device = 0, Stream stream = 0,
                                       const RequestOptions& growth = {}) {
     Gate answered;
@@ -220,11 +220,11 @@ class BrokerTest : public ::testing::Test {
     };
     broker_->allocations().Allocate(session, device, bytes, stream, done, growth);
     answered.AwaitArrivals(1);
-    // The worker must have left the gate before it goes.
+    // The worker must leave the gate before the gate goes.
     Drain(session);
     return answer;
   }
-  // Waits for what was submitted to the session so far.
+  // Waits for all tasks that the session has so far.
   static void Drain(const SessionPtr& session) {
     const auto gate = std::make_shared<Gate>();
     gate->Open();
@@ -250,10 +250,10 @@ class BrokerTest : public ::testing::Test {
   std::vector<std::shared_ptr<FakeDevice::Control>> controls_;
   std::vector<std::unique_ptr<SegmentPool>> pools_;
   absl::Status watch_error_;
-  std::vector<std::function<void()>> gone_;  // one for each session, in order
+  std::vector<std::function<void()>> gone_;  // a callback for each session, in order
   std::vector<int> unwatched_;               // indices of gone_
   std::unique_ptr<Broker> broker_;
-  std::shared_ptr<FakeClient> client_;  // of the last session
+  std::shared_ptr<FakeClient> client_;  // client of the last session
 };
 
 }  // namespace vrambroker

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whose fragmentation grows, and until when there is room for it, as the broker sees it: with its clock in the test's
-// hands.
+// Tests of growing fragmentation of sessions as the broker sees the growth, and of the time until room runs out. The
+// test controls the broker's clock.
 #include <memory>
 #include <optional>
 #include <utility>
@@ -26,8 +26,8 @@ class BrokerFragmentationTest : public BrokerTest {
     options.clock = [this] { return now_; };
     Make(std::move(options));
   }
-  // Leases a segment of so many `bytes`, and says that the client uses as much as before in all that it has, but for
-  // `idle` bytes.
+  // Leases a segment of `bytes`. Reports that the client allocates as much as before, and that holes take the rest
+  // except for `idle` bytes.
   void Grow(const SessionPtr& session, uint64_t bytes, uint64_t idle = 0) {
     ASSERT_TRUE(LeaseSegments(session, {bytes}).ok());
     Use(session, idle);
@@ -47,7 +47,7 @@ class BrokerFragmentationTest : public BrokerTest {
       broker_->fragmentation().Follow(broker_->operator_view().Look());
     }
   }
-  // Nine minutes with a segment of 2 MiB more in each: from 8 to 26 MiB.
+  // Leases 2 MiB more in each of nine minutes: from 8 MiB to 26 MiB.
   void Fragment(const SessionPtr& session) {
     ASSERT_TRUE(LeaseSegments(session, {kAllocated}).ok());
     for (int minute = 0; minute < 9; ++minute) {
@@ -59,9 +59,9 @@ class BrokerFragmentationTest : public BrokerTest {
   SessionDeviceView::Fragmentation Of(const SessionPtr& session, size_t device = 0) {
     return broker_->operator_view().Describe(*session).devices[device].fragmentation;
   }
-  // Up to how much there is room, by what is expected.
+  // Returns the MiB at which the trend expects a refusal.
   double MostMib(const SessionPtr& session) {
-    Pass(seconds(2));  // by the limits that hold now
+    Pass(seconds(2));  // uses the current limits
     const SessionDeviceView::Fragmentation of = Of(session);
     if (!of.seconds_to_refusal.has_value()) return -1;
     const double most = 26.0 * (1 << 20) + of.bytes_per_second * *of.seconds_to_refusal;
@@ -167,7 +167,8 @@ TEST_F(BrokerFragmentationTest, GoesOnWhenTheSessionIsResumedAndEndsWithIt) {
   EXPECT_EQ(Of(next).bytes_per_second, 0);
 }
 
-// The daemon's own heap of the session: every two blocks of half a MiB leave holes that the next one does not fit into.
+// The daemon's own heap of the session: every two blocks of half a MiB leave holes that the next block does not fit
+// into.
 TEST_F(BrokerFragmentationTest, OfARemoteSession) {
   const SessionPtr session = Open("remote");
   std::vector<BlockId> blocks;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sessions that lease, and what their clients are asked.
+// Tests of leasing sessions, and of questions to their clients.
 #include "tests/unit/server/core/broker_fixture.h"
 
 namespace vrambroker {
@@ -108,7 +108,7 @@ TEST_F(BrokerTest, ARefusedRequestOfTheClientsIsExplained) {
   EXPECT_TRUE(absl::IsNotFound(Explain(session, 2, request))) << "no such device";
 }
 
-// It may be late, or lie.
+// A client's figures may be late, or false.
 TEST_F(BrokerTest, ARefusalBelievesAClientNoMoreThanItHasReserved) {
   const SessionPtr session = OpenLeasing("a", Limit(uint64_t{20_MiB}));
   ASSERT_TRUE(LeaseSegments(session, {20_MiB}).ok());
@@ -235,7 +235,7 @@ TEST_F(BrokerTest, NothingIsLeasedWhileAllAreClosed) {
   const SessionPtr first = OpenLeasing("a");
   const SessionPtr second = OpenLeasing("b");
   ASSERT_TRUE(LeaseSegments(first, {20_MiB}).ok());
-  pools_[0]->Seal();  // as CloseAll() begins
+  pools_[0]->Seal();  // CloseAll() begins in this way
   broker_->Close(first, "stopping");
   EXPECT_TRUE(absl::IsAborted(LeaseSegments(second, {20_MiB}).status())) << "the first client still uses it";
 }

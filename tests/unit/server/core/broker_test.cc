@@ -29,7 +29,7 @@ TEST(LimitBytesTest, FractionsAreCutToBytes) {
   EXPECT_EQ(LimitBytes(Limit(0.999), 10), 9u);
   EXPECT_EQ(LimitBytes(Limit(1.0), 8_GiB + 1), 8_GiB + 1);
   EXPECT_EQ(LimitBytes(Limit(0.0), 8_GiB), 0u);
-  // A capacity that a double cannot hold exactly.
+  // The capacity is no exact double.
   EXPECT_LE(LimitBytes(Limit(1.0), (uint64_t{1} << 60) - 1), (uint64_t{1} << 60) - 1);
 }
 
@@ -78,7 +78,7 @@ TEST_F(BrokerTest, LimitIsTheSmallerOfWishAndPolicy) {
   EXPECT_EQ(limit(Limit(10_MiB)), 10_MiB);
 }
 
-// A rule for each of two users: 1000 gets much, 2000 nothing.
+// Returns a rule for each of two users: user 1000 gets much, user 2000 may not open sessions.
 std::vector<PolicyRule> TwoRules() {
   PolicyRule much;
   much.label = "much";
@@ -105,7 +105,7 @@ TEST_F(BrokerTest, SessionsGetTheTermsOfTheirRule) {
   EXPECT_EQ(train.devices[1].account.limit_bytes, 48_MiB) << "above session_limit";
   EXPECT_EQ(broker_->operator_view().Describe(*Open("train2", Limit(0.25))).devices[1].account.limit_bytes, 16_MiB)
       << "the wish";
-  // The rule goes by the name that the client gave, not by the one that was made unique.
+  // The rule matches the name that the client gave, not the name that the daemon made unique.
   EXPECT_EQ(broker_->operator_view().Describe(*Open("train")).name, "train-2");
   const SessionView other = broker_->operator_view().Describe(*Open("other"));
   EXPECT_EQ(other.terms.rule, "");
@@ -115,7 +115,7 @@ TEST_F(BrokerTest, SessionsGetTheTermsOfTheirRule) {
 
 TEST_F(BrokerTest, WithoutTheRightNoSessionIsOpened) {
   Make({.policy = PolicyOf({.rules = TwoRules(), .max_sessions_per_uid = 1})});
-  for (int i = 0; i < 3; ++i) {  // refusals are not counted as sessions of the user
+  for (int i = 0; i < 3; ++i) {  // refusals do not count as sessions of the user
     const absl::Status status = TryOpen("x", std::nullopt, Process(1, 2000)).status();
     EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("uid 2000 may not open a session named 'x'"));
@@ -272,7 +272,7 @@ TEST_F(BrokerTest, TimesAreExactForWhoAsksForMoreThanTheDefault) {
 }
 
 TEST_F(BrokerTest, RecordedEventsOfAUserAreBounded) {
-  // There are two devices.
+  // The broker has two devices.
   Make({.record_events = 10, .max_recorded_events_per_uid = 50});
   const SessionPtr first = Open("a");
   SessionPtr second = Open("b");
@@ -292,7 +292,7 @@ TEST_F(BrokerTest, RecordedEventsOfAUserAreBounded) {
   broker_->Close(second, "test", CloseReason::kGoodbye);
   EXPECT_TRUE(absl::IsAborted(SetRecording(second, 1)));
   EXPECT_EQ(SetRecording(third, 16), absl::OkStatus());
-  // A trace that needs less than a session records anyway leaves the others no more.
+  // A trace that needs less than a session records anyway leaves no more events to other sessions.
   Signal held;
   std::shared_ptr<RecordingHold> hold;
   broker_->recordings().Hold(first, 3, 1000, [&](absl::StatusOr<std::shared_ptr<RecordingHold>> answer) {
@@ -358,7 +358,7 @@ TEST_F(BrokerTest, DevicesAreApart) {
   EXPECT_EQ(info.devices[1].stats.allocated_bytes.all.current, 40_MiB);
 }
 
-// Sessions may be guaranteed the memory that a session leaves.
+// The broker may guarantee memory on unnamed devices to other sessions.
 TEST_F(BrokerTest, ASessionHasNothingOfDevicesThatItHasNotNamed) {
   PolicyRule rule;
   rule.uid = 1000;
@@ -385,9 +385,9 @@ TEST_F(BrokerTest, ASessionHasNothingOfDevicesThatItHasNotNamed) {
   };
   EXPECT_EQ(keep(open({0}), Limit(0.75)), absl::OkStatus());
   const SessionPtr session = open({1});
-  EXPECT_EQ(keep(session, std::nullopt), absl::OkStatus());  // all that the policy allows
+  EXPECT_EQ(keep(session, std::nullopt), absl::OkStatus());  // keeps all that the policy allows
   has(session, kCapacity, 48_MiB);
-  // Nor do operators give it any of them.
+  // Operators give the session no memory of unnamed devices, either.
   absl::Status set = absl::UnknownError("no answer");
   broker_->limits().SetGuarantee(session, Limit(0.5), [&](const absl::Status& status) { set = status; });
   EXPECT_EQ(set, absl::OkStatus());
@@ -433,7 +433,7 @@ TEST_F(BrokerTest, CapacityRefusalNamesTheLargestHolders) {
 TEST_F(BrokerTest, RefusalNamesIdleMemoryOfOthers) {
   const SessionPtr hoarder = Open("hoarder");
   const BlockId freed = Allocate(hoarder, 20_MiB).value().block;
-  const BlockId split = Allocate(hoarder, 10_MiB).value().block;  // of the same kind of segment, kept in part used
+  const BlockId split = Allocate(hoarder, 10_MiB).value().block;  // a segment of the same kind, kept partly used
   ASSERT_TRUE(Allocate(hoarder, 3_MiB).ok());
   ASSERT_EQ(broker_->allocations().Free(hoarder, {freed, split}), absl::OkStatus());
   const SessionPtr gone = Open("gone");
@@ -466,7 +466,7 @@ TEST_F(BrokerTest, RefusalNamesIdleMemoryOfOthers) {
   EXPECT_EQ(not_asked + in_part_used, idle);
 }
 
-// What nobody who lives holds comes back by itself: there is no process to end.
+// Memory that no living process holds comes back by itself: no process is left to end.
 TEST_F(BrokerTest, RefusalTellsWhatEndedProcessesLeftFromWhatDetachedSessionsHold) {
   const SessionPtr dies = OpenLeasing("dies");
   const std::vector<Lease> left = LeaseSegments(dies, {20_MiB}).value();
@@ -505,7 +505,8 @@ TEST_F(BrokerTest, RefusalsAreKept) {
   EXPECT_EQ(ToProto(events[0]->report).SerializeAsString(), oom.SerializeAsString());
 }
 
-// A session may be named like another session's number. A user learns nothing of a session that the user may not see.
+// A session may be named like another session's number. Refusals tell a user no fact about a session that the user may
+// not see.
 TEST_F(BrokerTest, RefusalsAreFoundByNumberOrNameAmongThoseOneMaySee) {
   const SessionPtr secret = Open("secret", Limit(4_MiB), Process(1, 2000));
   const std::string number = absl::StrCat(Raw(secret->id()));
@@ -524,7 +525,7 @@ TEST_F(BrokerTest, RefusalsAreFoundByNumberOrNameAmongThoseOneMaySee) {
   EXPECT_THAT(sessions_of(wanted, 2000), ElementsAre(secret->id()));
   const absl::Status ambiguous = broker_->refusals().LastOf(wanted, std::nullopt).status();
   EXPECT_THAT(std::string(ambiguous.message()), HasSubstr("secret"));
-  // Sessions without a refusal count as well.
+  // Sessions without a refusal count, too.
   const SessionPtr quiet = Open("quiet", std::nullopt, Process(3, 2000));
   const std::string its_number = absl::StrCat(Raw(quiet->id()));
   const SessionPtr namesake = Open(its_number, std::nullopt, Process(4, 1000));
@@ -555,7 +556,7 @@ TEST_F(BrokerTest, WhatNoDeviceCouldHoldIsRefusedUnseen) {
   for (const uint64_t bytes : {kCapacity + 1, kMaxRequestBytes, std::numeric_limits<uint64_t>::max()}) {
     const v1::OutOfMemory oom = Report(Allocate(session, bytes, 0, 0, growth).status());
     EXPECT_EQ(oom.cause(), v1::OutOfMemory::CAUSE_LARGER_THAN_DEVICE) << bytes;
-    // Where in the program the size was computed wrongly is what its reader looks for.
+    // The reader looks for the place in the program that computes the size wrongly.
     EXPECT_EQ(oom.scope(), "forward/attention") << bytes;
     ASSERT_EQ(oom.scopes_size(), 1) << bytes;
     EXPECT_EQ(oom.scopes(0).allocated_bytes(), 4_MiB) << bytes;
@@ -687,7 +688,7 @@ TEST_F(BrokerTest, WaitingCallsAreLimited) {
   session->Trim(0, [&](absl::StatusOr<uint64_t> bytes) { status = bytes.status(); });
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   gate.Open();
-  workers_.reset();  // runs all
+  workers_.reset();  // runs all tasks
   EXPECT_EQ(served, kMax + 1);
 }
 
@@ -725,12 +726,12 @@ TEST_F(BrokerTest, ALimitIsChangedOnAllDevicesOrOnNone) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("below the session's guarantee"));
   for (const auto& pool : pools_) EXPECT_EQ(pool->GetAccount(session->id())->limit_bytes, 48_MiB);
   EXPECT_THAT(client->told(), ElementsAre("limit 0 50331648", "limit 1 50331648"));
-  // Where the guarantee came in between: it was not there when the other device was asked.
+  // The limit is possible once the guarantee is gone.
   ASSERT_TRUE(pools_[1]->SetGuarantee(session->id(), 0).ok());
   EXPECT_EQ(broker_->limits().SetLimit(session, Limit(10_MiB)), absl::OkStatus());
 }
 
-// A guarantee that is given in between does not keep it from being as it was.
+// A guarantee that is given in between does not keep the limit from going back to its old value.
 TEST_F(BrokerTest, ALimitThatOneDeviceRefusesIsRaisedOnNone) {
   const SessionPtr session = Open("a");
   ASSERT_TRUE(pools_[0]->SetLimit(session->id(), 10_MiB).ok());
@@ -763,7 +764,7 @@ TEST_F(BrokerTest, AGuaranteeIsGivenOnAllDevicesOrStaysAsItWas) {
   for (const auto& pool : pools_) EXPECT_EQ(pool->GetAccount(session->id())->guarantee_bytes, 4_MiB);
 }
 
-// Others would have by then what it gave up.
+// Another session would have the released memory by the time of the refusal.
 TEST_F(BrokerTest, AGuaranteeThatOneDeviceRefusesIsLoweredOnNone) {
   const SessionPtr holder = Open("holder");
   ASSERT_TRUE(Allocate(holder, 60_MiB, /*device=*/1).ok());
@@ -787,7 +788,8 @@ TEST_F(BrokerTest, AnEndedSessionIsLeftWithoutAGuarantee) {
   const absl::StatusOr<Allocation> cached = Allocate(holder, 60_MiB, /*device=*/1);
   ASSERT_TRUE(cached.ok() && holder->remote()->Free({cached->block}).ok());
   const SessionPtr session = Open("a");
-  // While the second device makes room, it is ended, and its waiting requests are cancelled: this one is not there yet.
+  // The session ends while the second device makes room. The end cancels waiting requests; the request of this change
+  // is not waiting yet.
   holding->on_close = [&](absl::Span<const SegmentId> segments) {
     EXPECT_TRUE(session->Advance(SessionState::kEnded));
     for (const auto& pool : pools_) EXPECT_TRUE(pool->SetGuarantee(session->id(), 0).ok());
@@ -814,7 +816,7 @@ TEST_F(BrokerTest, DrainTellsClientsAndRefusesNewOnes) {
   EXPECT_TRUE(Allocate(session, 512).ok()) << "those that are open go on";
 }
 
-// A pool whose lock is taken for long holds up the session that is being made, and nobody else.
+// A pool whose lock is taken for long holds up only the session that is being made.
 TEST_F(BrokerTest, ASessionIsMadeWithoutTheRegistrysLock) {
   const SessionId other{1000};
   Gate closing;
@@ -829,7 +831,7 @@ TEST_F(BrokerTest, ASessionIsMadeWithoutTheRegistrysLock) {
       {.watch_process = [](const UniqueFd&, const std::function<void()>&) { return 1; }, .unwatch_process = [](int) {}},
       {&free, &busy}, workers_.get());
   holds = true;
-  std::thread closer([&] { busy.CloseAccount(other); });  // asks for the time with the pool's lock held
+  std::thread closer([&] { busy.CloseAccount(other); });  // reads the clock with the pool's lock held
   closing.AwaitArrivals(1);
   absl::Status opened;
   std::thread opener(
@@ -897,7 +899,7 @@ TEST_F(BrokerTest, CloseDuringASlowRequestAbortsIt) {
   EXPECT_EQ(pools_[0]->GetStats().charged_bytes, 0u);
 }
 
-// ---- What is carried over ----
+// ---- Memory carried over ----
 
 TEST_F(BrokerTest, WhatAProcessHasNotHeldItselfIsNotItsOwn) {
   const ProcessId self{.pid = getpid(), .started = StartOf(getpid())};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Requests for memory that wait for others, as the broker sees them: with its clock in the test's hands.
+// Tests of requests that wait for memory, as the broker sees the requests. The test controls the broker's clock.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -35,7 +35,7 @@ class BrokerWaitingTest : public BrokerTest {
     }
     return read;
   }
-  // After so many reads of the broker's clock, time goes on and `meanwhile` happens, before what was read is used.
+  // Lets time go on and calls `meanwhile` after `reads` reads of the clock, before the broker uses the last time read.
   void After(int reads, std::function<void()> meanwhile) {
     reads_until_ = reads;
     meanwhile_ = std::move(meanwhile);
@@ -47,7 +47,7 @@ class BrokerWaitingTest : public BrokerTest {
     Settle();
   }
 
-  // The answer comes there.
+  // Requests leases. The answer arrives in the returned object.
   std::shared_ptr<std::optional<Leases>> Ask(const SessionPtr& session, const std::vector<uint64_t>& sizes,
                                              const RequestOptions& growth) {
     auto answer = std::make_shared<std::optional<Leases>>();
@@ -62,7 +62,7 @@ class BrokerWaitingTest : public BrokerTest {
     return (*answer)->value();
   }
 
-  // The same for a session of its own, which leases or is remote, and waits for as long as it may.
+  // Requests memory for a new session, which leases or is remote. The request waits for as long as allowed.
   void AskOrAllocate(bool leases, uint64_t bytes, std::optional<absl::Status>& answer) {
     const RequestOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
     if (leases) {
@@ -79,9 +79,9 @@ class BrokerWaitingTest : public BrokerTest {
   std::function<void()> meanwhile_;
 };
 
-// ---- What the driver does not have ----
+// ---- Memory that the driver lacks ----
 
-// It was granted, but contexts, or other programs, have taken it meanwhile. The request waits on.
+// Contexts, or other programs, have taken granted memory meanwhile. The request waits on.
 TEST_F(BrokerWaitingTest, WhatTheDriverRefusesIsWaitedFor) {
   for (const bool leases : {true, false}) {
     SCOPED_TRACE(leases ? "leased" : "remote");
@@ -95,7 +95,7 @@ TEST_F(BrokerWaitingTest, WhatTheDriverRefusesIsWaitedFor) {
     AskOrAllocate(leases, 16_MiB, answer);
     Settle();
     ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u) << answer.value_or(absl::OkStatus());
-    // What comes back is taken by others, too, before the driver is asked for it.
+    // Other programs take the returned memory, too, before the broker asks the driver.
     ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
     ASSERT_TRUE(broker_->leases().ReturnSegments(holder, 0, {held[1].segment}).ok());
     pools_[0]->ReleaseIdleSince(now_);
@@ -114,7 +114,7 @@ TEST_F(BrokerWaitingTest, WhatTheDriverRefusesIsWaitedFor) {
   }
 }
 
-// What its rule allows is for the request, however often it is granted in vain.
+// The rule's bound covers the whole request, however often a grant is in vain.
 TEST_F(BrokerWaitingTest, TheRulesMaxWaitBoundsAllWaitsOfARequestTogether) {
   for (const bool leases : {true, false}) {
     SCOPED_TRACE(leases ? "leased" : "remote");
@@ -132,7 +132,7 @@ TEST_F(BrokerWaitingTest, TheRulesMaxWaitBoundsAllWaitsOfARequestTogether) {
     ASSERT_EQ(broker_->waiting().GetWaiting(0).size(), 1u);
     EXPECT_EQ(broker_->waiting().GetWaiting(0)[0].deadline, began + std::chrono::seconds(10));
     Pass(std::chrono::seconds(6));
-    // What comes back is taken by others before the driver is asked for it.
+    // Other programs take the returned memory before the broker asks the driver.
     ASSERT_TRUE(pools_[0]->UpdateHealth().ok());
     ASSERT_TRUE(broker_->leases().ReturnSegments(holder, 0, {held[1].segment}).ok());
     pools_[0]->ReleaseIdleSince(now_);
@@ -151,7 +151,7 @@ TEST_F(BrokerWaitingTest, TheRulesMaxWaitBoundsAllWaitsOfARequestTogether) {
   }
 }
 
-// The client has its refusals explained in a call of their own.
+// The client asks for explanations of refusals in a separate call.
 TEST_F(BrokerWaitingTest, WhatWasDoneForALeaseExplainsOneRefusal) {
   Hold(OpenLeasing("holder"), {kCapacity});
   const SessionPtr session = OpenLeasing("waiting");
@@ -180,7 +180,7 @@ TEST_F(BrokerWaitingTest, ABrokerThatGoesForgetsWhoWaits) {
   broker_.reset();
   EXPECT_FALSE(lease->has_value());
   EXPECT_FALSE(block.has_value());
-  // What happens to the pool now is nobody's concern.
+  // Later changes of the pool concern no request.
   for (const SessionPtr& session : {leasing, remote}) pools_[0]->CloseAccount(session->id());
   BrokerOptions options;
   options.clock = [this] { return ReadClock(); };
@@ -189,7 +189,7 @@ TEST_F(BrokerWaitingTest, ABrokerThatGoesForgetsWhoWaits) {
 
 // ---- Allocations of remote sessions ----
 
-// `remote_` holds a block of 16 MiB and asks for another one, for which the device is too full.
+// `remote_` holds a block of 16 MiB and asks for another block, for which the device is too full.
 class BrokerAllocationTest : public BrokerWaitingTest {
  protected:
   using Answers = std::vector<absl::StatusOr<Allocation>>;
@@ -205,7 +205,7 @@ class BrokerAllocationTest : public BrokerWaitingTest {
     EXPECT_EQ(answers_.size(), 0u);
   }
 
-  // From the beginning, with a device that the holder has filled, and a remote session that has nothing.
+  // Starts anew, with a device that the holder has filled, and with a remote session without memory.
   void Restart(const SessionBounds& bounds) {
     broker_->CloseAll("next");
     Settle();
@@ -225,7 +225,8 @@ class BrokerAllocationTest : public BrokerWaitingTest {
     Settle();
   }
   uint64_t Reserved() const { return pools_[0]->GetAccount(remote_->id())->reserved_bytes; }
-  // The holder returns 16 MiB, which are granted at once; the slow call that is to use them has not begun.
+  // Returns 16 MiB of the holder. The broker grants the memory at once; the slow call that uses the grant has not
+  // begun.
   void Grant() {
     ASSERT_TRUE(broker_->leases().ReturnSegments(holder_, 0, {held_[1].segment}).ok());
     auto& workers = static_cast<StepWorkers&>(*workers_);
@@ -318,9 +319,9 @@ TEST_F(BrokerAllocationTest, AGrantOfASessionWhoseStreamBrokeSinceIsGivenUp) {
   EXPECT_EQ(Reserved(), 16_MiB);
 }
 
-// ---- On the way to the queue ----
+// ---- Requests on the way to the queue ----
 
-// A remote session whose cached segment has to go before it waits: what happens meanwhile is in the test's hands.
+// Has a remote session whose cached segment must go before the session waits. The test controls all events meanwhile.
 class BrokerOnTheWayTest : public BrokerWaitingTest {
  protected:
   BrokerOnTheWayTest() {
@@ -344,7 +345,7 @@ class BrokerOnTheWayTest : public BrokerWaitingTest {
         remote_, 0, bytes, 0, [this](absl::StatusOr<Allocation> answer) { answers_.push_back(std::move(answer)); },
         {.may_reclaim = true, .wait = std::chrono::minutes(1), .cancel_key = kKey});
   }
-  // The client is asked to close the cached segment.
+  // Calls `meanwhile` when the daemon asks the client to close the cached segment.
   void WhenAskedToClose(std::function<void()> meanwhile) {
     client_of_remote_->on_close = [this, meanwhile = std::move(meanwhile)](absl::Span<const SegmentId> segments) {
       meanwhile();
@@ -398,11 +399,11 @@ TEST_F(BrokerOnTheWayTest, ASessionWhoseStreamBreaksDoesNotComeToWait) {
   EXPECT_EQ(broker_->waiting().GetWaiting(0).size(), 0u);
 }
 
-// Its session frees a block when the cache has been searched in vain, and nothing later.
+// The session frees a block after a vain search of the cache, and frees no block later.
 TEST_F(BrokerOnTheWayTest, WhatIsFreedBeforeItWaitsServesIt) {
   ASSERT_EQ(remote_->TrimSlowly(0).value_or(0), 20_MiB);
   Hold(OpenLeasing("newcomer"), {20_MiB});
-  // The first time that is read is that at which it begins to wait.
+  // The first read of the clock is the read at which the wait begins.
   bool is_freed = false;
   After(0, [&] {
     EXPECT_EQ(broker_->waiting().size(0), 0u);
@@ -428,7 +429,8 @@ TEST_F(BrokerWaitingTest, AGuaranteeOfADisconnectedSessionWaitsForNobody) {
   EXPECT_EQ(broker_->waiting().GetWaiting(0).size(), 0u);
 }
 
-// The earlier call waits for the second device meanwhile. Its undoing is older than the answer of the later one.
+// The earlier call waits for the second device meanwhile. The undoing of the earlier call comes before the answer to
+// the later call.
 TEST_F(BrokerWaitingTest, AGuaranteeThatWasGivenIsNotTakenAwayByAnEarlierCallThatFails) {
   const SessionPtr holder = OpenLeasing("holder");
   broker_->leases().LeaseSegments(holder, 1, {kCapacity - 10_MiB},
@@ -448,7 +450,7 @@ TEST_F(BrokerWaitingTest, AGuaranteeThatWasGivenIsNotTakenAwayByAnEarlierCallTha
 }
 
 TEST_F(BrokerWaitingTest, AsManyChangesOfAGuaranteeAsThereAreMayWaitForOne) {
-  constexpr int kChanges = 100'000;  // each on top of the one before would be more than a stack holds
+  constexpr int kChanges = 100'000;  // a stack could not hold changes nested this deep
   Hold(OpenLeasing("holder"), {kCapacity});
   const SessionPtr session = OpenLeasing("session");
   int answers = 0;
@@ -461,7 +463,7 @@ TEST_F(BrokerWaitingTest, AsManyChangesOfAGuaranteeAsThereAreMayWaitForOne) {
   EXPECT_EQ(answers, kChanges + 1);
 }
 
-// Both have looked at what their user has left before either had anything.
+// The two sessions look at the rest of their user's guarantee before a session has a part of the guarantee.
 TEST_F(BrokerWaitingTest, ASessionGetsOfAGuaranteeWhatAnotherThatOpensWithItHasLeft) {
   PolicyRule rule;
   rule.label = "all";
@@ -483,14 +485,14 @@ TEST_F(BrokerWaitingTest, ASessionGetsOfAGuaranteeWhatAnotherThatOpensWithItHasL
   for (const auto& pool : pools_) EXPECT_EQ(pool->GetAccount(session->id())->guarantee_bytes, 10_MiB);
 }
 
-// Its new connection does not know of a lease that the old one asked for.
+// The session's new connection does not know a lease that the old connection asked for.
 TEST_F(BrokerWaitingTest, WhatABrokenConnectionAskedForIsNotLeasedToTheNextOne) {
   const SessionPtr hoards = OpenLeasing("hoards");
   const std::vector<Lease> held = Hold(hoards, {kCapacity});
   Ask(OpenLeasing("waiting"), {2_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)});
   Settle();
   const SessionPtr session = OpenLeasing("session");
-  // While those who wait are to have their turn, it asks, breaks, and comes back.
+  // The session asks, breaks, and comes back while waiting requests are about to have their turn.
   ASSERT_TRUE(broker_->leases().ReturnSegments(hoards, 0, {held[0].segment}).ok());
   const auto answer = Ask(session, {2_MiB}, {});
   broker_->Disconnect(session);
@@ -542,9 +544,9 @@ TEST_F(BrokerWaitingTest, WhatABrokenConnectionWasGrantedIsNotLeasedToTheNextOne
   EXPECT_GT(broken, 0);
 }
 
-// ---- Recording what is refused ----
+// ---- Recordings of refusals ----
 
-// Nine sessions of a user are refused at a time. Eight of them are asked for their recording.
+// Nine sessions of a user are refused at a time. The broker asks eight sessions for their recordings.
 TEST_F(BrokerWaitingTest, WhoHasNoPlaceForItsRecordingHasOneTheNextTime) {
   Hold(OpenLeasing("holder"), {kCapacity});
   std::vector<SessionPtr> sessions;
@@ -572,10 +574,10 @@ TEST_F(BrokerWaitingTest, WhoHasNoPlaceForItsRecordingHasOneTheNextTime) {
   EXPECT_EQ(recorded(), 17u);
 }
 
-// ---- Who serves ----
+// ---- Serving threads ----
 
-// A worker does. The thread that makes room may be the daemon's event loop, and would serve for as long as others
-// like.
+// A worker serves waiting requests. The thread that makes room may be the daemon's event loop, and would serve for as
+// long as clients like.
 TEST_F(BrokerWaitingTest, WhoGivesBackDoesNotServeThoseWhoWait) {
   const SessionPtr holder = OpenLeasing("holder");
   const std::vector<Lease> held = Hold(holder, {kCapacity});
@@ -588,7 +590,7 @@ TEST_F(BrokerWaitingTest, WhoGivesBackDoesNotServeThoseWhoWait) {
   EXPECT_TRUE(answer->has_value() && (*answer)->ok());
 }
 
-// It gives and takes in one go, and would never let anybody else have it.
+// The hoarding session gives and takes in one go, and would never let another session have the memory.
 TEST_F(BrokerWaitingTest, WhoTakesAgainAtOnceComesAfterThoseWhoWait) {
   const SessionPtr hoards = OpenLeasing("hoards");
   const std::vector<Lease> held = Hold(hoards, {kCapacity});
@@ -661,9 +663,9 @@ TEST_F(BrokerWaitingTest, WhatIsQuarantinedDuringALookIsNotYoungerThanNothing) {
   }
 }
 
-// ---- Who is asked, and who is silent ----
+// ---- Asked sessions and silent sessions ----
 
-// A client that holds all of the device idle, and answers when the test says so.
+// Has a client that holds all of the device idle, and answers on the test's command.
 class BrokerReclaimTest : public BrokerWaitingTest {
  protected:
   BrokerReclaimTest() {
@@ -676,7 +678,7 @@ class BrokerReclaimTest : public BrokerWaitingTest {
     }
   }
 
-  // Gives one segment back, and answers.
+  // Gives a segment back, and answers.
   void Answer() {
     ASSERT_EQ(asked_.size(), 1u) << "one question at a time";
     const uint64_t id = asked_[0];
@@ -689,7 +691,7 @@ class BrokerReclaimTest : public BrokerWaitingTest {
     });
     Settle();
   }
-  // A request for one segment, which may not wait, of a session of its own, which uses what it gets.
+  // Requests a segment for a new session. The request may not wait, and the session uses its memory.
   std::shared_ptr<std::optional<Leases>> AskForOne() {
     const SessionPtr session = OpenLeasing("asks");
     MemoryStats stats;
@@ -711,7 +713,7 @@ class BrokerReclaimTest : public BrokerWaitingTest {
 TEST_F(BrokerReclaimTest, WhoAnswersEachOfARowOfQuestionsIsNotSilent) {
   std::vector<std::shared_ptr<std::optional<Leases>>> answers = {AskForOne()};
   for (int i = 1; i < 20; ++i) {
-    // Another request comes before the answer to the last one, so that the row of questions never ends.
+    // Another request comes before the answer to the last request: the row of questions never ends.
     Pass(milliseconds(30));
     answers.push_back(AskForOne());
     ASSERT_FALSE(answers.back()->has_value()) << "request " << i << ": " << (*answers.back())->status();
@@ -724,7 +726,7 @@ TEST_F(BrokerReclaimTest, WhoAnswersEachOfARowOfQuestionsIsNotSilent) {
   }
 }
 
-// It may have more than it was asked for.
+// A slow session may have more memory than the broker asked for.
 TEST_F(BrokerReclaimTest, WhoIsSlowIsWaitedForWhenNobodyElseHasAnything) {
   const auto first = AskForOne();
   Pass(milliseconds(300));

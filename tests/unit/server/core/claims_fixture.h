@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Claims on a broker of its own, whose sockets and file are the test's.
+// Claims on a separate broker. The test stands in for the claims' sockets and file.
 #ifndef VRAMBROKER_TESTS_UNIT_SERVER_CORE_CLAIMS_FIXTURE_H_
 #define VRAMBROKER_TESTS_UNIT_SERVER_CORE_CLAIMS_FIXTURE_H_
 
@@ -82,7 +82,7 @@ class ClaimsTest : public BrokerTest {
                           },
                       .most_own = most_own_};
     options.policy = policy_;
-    workers_.reset();  // their tasks end before the broker does, as in the daemon
+    workers_.reset();  // tasks end before the broker, as in the daemon
     workers_ = std::make_unique<WorkerPool>(4);
     Make(std::move(options));
   }
@@ -114,19 +114,19 @@ class ClaimsTest : public BrokerTest {
     answered.WaitForNotification();
     return answer;
   }
-  // Changes are made one after the other, changes of users last: all changes that have begun are done.
+  // Waits for all changes that have begun: changes follow one another, and changes of users come last.
   void WaitForChanges() {
     const ClaimAsker user{.caller = Process(1, kOwner), .rule = SessionTerms()};
     const auto change = [&](const Claims::Done& done) { broker_->claims().Update("u1000.none", {}, done, user); };
     EXPECT_TRUE(absl::IsPermissionDenied(Answer(change).status()));
   }
-  // Waits until those that are to be removed, and can be, are.
+  // Removes empty claims until the claim is gone; returns true on success.
   bool IsRemoved(const std::string& name) {
     const bool is_removed = testing_support::WaitFor([&] {
       broker_->claims().RemoveEmpty();
       return !broker_->claims().Find(name).ok();
     });
-    WaitForChanges();  // it cannot be found before all that belongs to the removal is done
+    WaitForChanges();  // Find() fails before the whole removal is done
     return is_removed;
   }
 
@@ -143,8 +143,8 @@ class ClaimsTest : public BrokerTest {
     return {};
   }
 
-  // A heap collects garbage by the limit that it was told: 12 MiB that are free stay beside 14 more if half of its
-  // limit is 20 MiB, and go if that is 10.
+  // A heap collects garbage by the last limit told to the heap. 12 MiB free stays beside 14 MiB in use if half of the
+  // limit is 20 MiB, and goes if half of the limit is 10 MiB.
   static inline const AllocatorOptions kCollects{.garbage_collection_threshold = 0.5};
   void ExpectHeapKnows40MiB(const SessionPtr& session) {
     const absl::StatusOr<Allocation> free = Allocate(session, 12_MiB);
@@ -156,22 +156,22 @@ class ClaimsTest : public BrokerTest {
 
   std::shared_ptr<const Policy> policy_;
   std::function<void()> on_save_;    // called once
-  std::function<void()> on_saved_;   // the same
-  std::function<void()> on_member_;  // the same: between a session's coming into the claim and its being found
+  std::function<void()> on_saved_;   // called once
+  std::function<void()> on_member_;  // called once, after a session's entry and before Find() has the session
   absl::Status serve_error_;
   absl::Status save_error_;
   absl::Status state_error_;
-  size_t most_own_ = Claims::kMaxOwnClaims;  // from the next Restart() on
+  size_t most_own_ = Claims::kMaxOwnClaims;  // applies from the next Restart() on
   std::vector<std::string> served() {
     MutexLock lock(hooks_mu_);
     return served_;
   }
-  // Claims whose sockets may be there in part.
+  // Returns claims whose sockets may exist in part.
   std::vector<std::string> half_served() {
     MutexLock lock(hooks_mu_);
     return half_served_;
   }
-  // Claims whose members have been forgotten.
+  // Returns claims whose members are forgotten.
   std::vector<std::string> forgotten() {
     MutexLock lock(hooks_mu_);
     return forgotten_;
@@ -182,7 +182,7 @@ class ClaimsTest : public BrokerTest {
   }
 
  private:
-  Mutex hooks_mu_;  // those are called on workers
+  Mutex hooks_mu_;  // workers call the hooks
   std::vector<std::string> served_ ABSL_GUARDED_BY(hooks_mu_);
   std::vector<std::string> half_served_ ABSL_GUARDED_BY(hooks_mu_);
   std::vector<std::string> forgotten_ ABSL_GUARDED_BY(hooks_mu_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Claims that users make for themselves: they never give more than the policy does. And claims that go with a process.
+// Claims that users make for themselves, which never give more than the policy. Also claims that end with a process.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -98,7 +98,7 @@ TEST_F(OwnClaimsTest, NobodyGetsMoreThanTheRuleGives) {
   EXPECT_THAT(WhyDenied(anybodys), HasSubstr("owner: "));
   EXPECT_THAT(broker_->claims().GetAll(), IsEmpty());
   EXPECT_THAT(saved(), IsEmpty());
-  // Nor later.
+  // Later changes get no more than the rule, either.
   ASSERT_TRUE(CreateOwn("u1000.a").ok());
   EXPECT_TRUE(UpdateOwn("u1000.a", {.limit = Limit(16_MiB)}).ok());
   EXPECT_THAT(WhyDenied(UpdateOwn("u1000.a", {.limit = Limit(17_MiB)}).status()), HasSubstr("limit: "));
@@ -156,7 +156,7 @@ TEST_F(OwnClaimsTest, LabelsOfItsOwnAreFew) {
   EXPECT_TRUE(Create("team", {.labels = labels(513)}).ok()) << "an operator's";
 }
 
-// Each has file descriptors.
+// Each claim needs file descriptors.
 TEST_F(OwnClaimsTest, UsersShareWhatTheDaemonCanServeAndOperatorsMakeTheirs) {
   most_own_ = 16;
   max_claims_ = 64;
@@ -196,7 +196,7 @@ TEST_F(OwnClaimsTest, OperatorsHaveClaimsThatUsersCannotTake) {
   EXPECT_TRUE(Create("team", {}).ok());
 }
 
-// A daemon that is started with fewer file descriptors.
+// The daemon starts with fewer file descriptors.
 TEST_F(OwnClaimsTest, OperatorsAreServedFirstAndNoMoreOfUsersThanCanBe) {
   most_own_ = 2;
   Restart();
@@ -234,7 +234,7 @@ TEST_F(OwnClaimsTest, AnOperatorsChangeWaitsBehindNoUsers) {
   };
   EXPECT_TRUE(testing_support::WaitFor([&] { return answered().size() == 5; }));
   const std::vector<std::string> all = answered();
-  // The first one may have begun, or not.
+  // The first change of the user may have begun, or not.
   const std::vector<std::string> last(all.end() - 2, all.end());
   EXPECT_THAT(last, ElementsAre("u1000.a", "u1000.a"));
 }
@@ -243,7 +243,7 @@ TEST_F(OwnClaimsTest, NobodyChangesAnothersOrAnOperators) {
   ASSERT_TRUE(CreateOwn("u1000.a").ok());
   ASSERT_TRUE(Create("team", {.owner = {.uid = 7}}).ok());
   for (const char* name : {"u1000.a", "team", "none"}) {
-    // The error does not say whether the claim belongs to somebody else or does not exist.
+    // The error does not tell whether the claim belongs to another user or does not exist.
     const std::string refusal =
         "uid 7 has no claim of its own of that name (vramctl claim ls); others take the right ADMIN";
     EXPECT_EQ(WhyDenied(DeleteOwn(name, 7)), refusal) << name;
@@ -256,7 +256,7 @@ TEST_F(OwnClaimsTest, NobodyChangesAnothersOrAnOperators) {
   EXPECT_TRUE(Delete("u1000.a").ok());
 }
 
-// The policy is what it is when a session is opened.
+// A session gets the policy at the time of the session's opening.
 TEST_F(OwnClaimsTest, ASessionInItGetsNoMoreThanThePolicyGivesItNow) {
   SetRule({.limit = 40_MiB});
   const absl::StatusOr<Claim> claim = CreateOwn("u1000.a", {.limit = 40_MiB});
@@ -274,7 +274,7 @@ TEST_F(OwnClaimsTest, ASessionInItGetsNoMoreThanThePolicyGivesItNow) {
   EXPECT_TRUE(TryOpen("root", std::nullopt, In(claim, 4, 0)).ok());
   // An operator's claim does not depend on the rules.
   EXPECT_TRUE(TryOpen("c", std::nullopt, In(Create("team", {}), 3)).ok());
-  // Administrators may change every limit: no rule bounds them.
+  // Administrators may change every limit: no rule bounds an administrator.
   broker_->Close(before, "test");
   broker_->Close(after, "test");
   SetRule({.limit = 16_MiB, .rights = {.client = true, .observer = true, .admin = true}, .user_limit = 16_MiB});
@@ -282,7 +282,7 @@ TEST_F(OwnClaimsTest, ASessionInItGetsNoMoreThanThePolicyGivesItNow) {
   EXPECT_TRUE(LeaseSegments(admin, {40_MiB}).ok());
 }
 
-// The user has left the team that the claim was made in.
+// The user has left the team in which the user made the claim.
 TEST_F(OwnClaimsTest, ASessionInItHasNeitherTheTenantNorThePriorityOfARuleThatAppliesNoMore) {
   using std::chrono::seconds;
   SetRule({.priority = 4, .tenant = "lab", .max_wait = seconds(9)});
@@ -294,13 +294,13 @@ TEST_F(OwnClaimsTest, ASessionInItHasNeitherTheTenantNorThePriorityOfARuleThatAp
   for (const SessionPtr& session : {before, root_before, team}) ASSERT_TRUE(LeaseSegments(session, {8_MiB}).ok());
   EXPECT_EQ(before->terms().tenant, "lab");
   EXPECT_EQ(broker_->operator_view().Describe(*before).devices[0].account.priority, 4);
-  // Also when the daemon has been started again since: the claim's terms are those of its file.
+  // A restart changes no claim: the claim's terms are the terms of the claims file.
   Claim saved = *broker_->claims().Find("u1000.a");
   saved.name = "u1000.saved";
   broker_->claims().Restore({saved});
 
   SetRule({.priority = 1, .max_wait = seconds(2)});
-  broker_->Close(team, "test");  // what it wrote is cached for its tenant
+  broker_->Close(team, "test");  // the pool caches the session's memory for the tenant
   broker_->Close(before, "test");
   for (const char* name : {"u1000.a", "u1000.saved"}) {
     const absl::StatusOr<Claim> its = broker_->claims().Find(name);
@@ -309,11 +309,11 @@ TEST_F(OwnClaimsTest, ASessionInItHasNeitherTheTenantNorThePriorityOfARuleThatAp
     EXPECT_EQ(broker_->operator_view().Describe(*after).devices[0].account.priority, 1) << name;
     EXPECT_EQ(after->max_wait(), seconds(2)) << name;
     ASSERT_TRUE(LeaseSegments(after, {8_MiB}).ok());
-    // A change of the claim gives no more either.
+    // A change of the claim gives no more, either.
     ASSERT_TRUE(Update(name, {.priority = 6, .max_wait = seconds(30)}).ok());
     EXPECT_EQ(broker_->operator_view().Describe(*after).devices[0].account.priority, 1) << name;
     EXPECT_EQ(after->max_wait(), seconds(2)) << name;
-    // Root, as a container's processes are: no rule says whose memory these may get as it is.
+    // Root is the user of a container's processes: no rule says whose uncleared memory root may get.
     const SessionPtr root = OpenLeasing("root", std::nullopt, In(its, 5, 0));
     ASSERT_TRUE(LeaseSegments(root, {8_MiB}).ok());
   }
@@ -321,12 +321,12 @@ TEST_F(OwnClaimsTest, ASessionInItHasNeitherTheTenantNorThePriorityOfARuleThatAp
   broker_->Close(root_before, "test");
   ASSERT_TRUE(LeaseSegments(OpenLeasing("root", std::nullopt, In(claim, 6, 0)), {8_MiB}).ok());
   EXPECT_EQ(pools_[0]->GetStats().handovers, 1u) << "they share what they leave in the claim";
-  // Its user goes on changing it, and has the tenant of today.
+  // The user can still change the claim, and has the current tenant.
   ASSERT_TRUE(UpdateOwn("u1000.a", {.priority = 1, .max_wait = seconds(2)}).ok());
   EXPECT_EQ(broker_->claims().Find("u1000.a")->terms.tenant, "uid:1000");
 }
 
-// Bounds on what a user has open cannot be multiplied by the number of its claims.
+// A user cannot multiply the bounds on open sessions by making claims.
 TEST_F(OwnClaimsTest, ItsOwnersSessionsCountAsTheUsers) {
   const absl::StatusOr<Claim> own = CreateOwn("u1000.a");
   const absl::StatusOr<Claim> team = Create("team", {});
@@ -378,7 +378,7 @@ TEST_F(OwnClaimsTest, ItIsAUsersOwnForTheNextDaemonToo) {
   EXPECT_TRUE(DeleteOwn("u1000.a").ok());
 }
 
-// ---- Claims that go with a process ----
+// ---- Claims that end with a process ----
 
 class EphemeralClaimsTest : public OwnClaimsTest {
  protected:
@@ -401,7 +401,7 @@ class EphemeralClaimsTest : public OwnClaimsTest {
     ClaimTerms terms{.owner = {.uid = kOwner}};
     return Answer([&](const Claims::Done& done) { broker_->claims().Create(name, terms, done, asker, true); });
   }
-  // As IsRemoved(), and makers are looked at.
+  // Works like IsRemoved(), and also looks at makers.
   bool IsGone(const std::string& name) {
     const bool is_gone = testing_support::WaitFor([&] {
       broker_->claims().Tick();
@@ -444,7 +444,7 @@ TEST_F(EphemeralClaimsTest, OneThatIsRemovedHasNoMakerAnyMore) {
   const absl::StatusOr<Claim> claim = CreateEphemeral();
   ASSERT_TRUE(claim.ok()) << claim.status();
   ASSERT_TRUE(Delete(claim->name)->is_removed);
-  broker_->claims().Tick();  // nobody is looked for
+  broker_->claims().Tick();  // the daemon looks for no maker
   WaitForChanges();
   EXPECT_THAT(broker_->claims().GetAll(), IsEmpty());
 }
@@ -477,7 +477,7 @@ TEST_F(EphemeralClaimsTest, TheNextDaemonKnowsTheProcess) {
   EXPECT_TRUE(broker_->claims().Find(name).ok());
   EndProcess();
   EXPECT_TRUE(IsGone(name));
-  // One whose maker has gone meanwhile. Another process with its number is not its maker.
+  // Adds a claim whose maker has gone meanwhile. Another process with the maker's number is not the maker.
   Restart();
   std::vector<Claim> claims = LoadClaims(path).value();
   claims.push_back({.name = "other", .maker = ProcessId{.pid = getpid(), .started = StartOf(getpid()) + 1}});

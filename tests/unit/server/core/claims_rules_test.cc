@@ -31,7 +31,7 @@ using ::testing::SizeIs;
 
 class RuleClaimsTest : public ClaimsTest {
  protected:
-  // A rule that puts sessions named `team*` into the claim "team".
+  // Returns a policy whose rule puts sessions named `team*` into the claim "team".
   static std::shared_ptr<const Policy> RuleOf(const Limit& limit, const Limit& guarantee) {
     PolicyRule rule;
     rule.label = "teams";
@@ -42,7 +42,7 @@ class RuleClaimsTest : public ClaimsTest {
     return PolicyOf({.rules = {rule}});
   }
 
-  // Catches the lines that are logged meanwhile.
+  // Returns the log lines of `run`.
   static std::string LogOf(const std::function<void()>& run) {
     std::ostringstream log;
     const std::shared_ptr<spdlog::logger> before = spdlog::default_logger();
@@ -53,12 +53,13 @@ class RuleClaimsTest : public ClaimsTest {
     return log.str();
   }
 
-  // From now on that rule places new sessions.
+  // Restarts the broker with the rule, which then places new sessions.
   void StartWith(const Limit& limit, const Limit& guarantee) {
     policy_ = RuleOf(limit, guarantee);
     Restart();
   }
-  // The claim "team" has a session and no guarantee. What the session returned has leaves no room for one of 40 MiB.
+  // Leaves the claim "team" with a session and no guarantee. The returned session leaves no room for a guarantee of 40
+  // MiB.
   SessionPtr LeaveNoRoomForAGuarantee() {
     StartWith(Limit(60_MiB), Limit(uint64_t{0}));
     OpenLeasing("team-1");
@@ -75,7 +76,7 @@ TEST_F(RuleClaimsTest, ASessionThatARulePutsThereGetsWhatIsChangedMeanwhileToo) 
   ExpectHeapKnows40MiB(Open("team-1", std::nullopt, Process(1, kOwner), kCollects));
 }
 
-// It was opened under the policy before.
+// The second session begins to open under the old policy.
 TEST_F(RuleClaimsTest, ASessionThatIsBeingOpenedDoesNotBringTheOldPolicyBack) {
   StartWith(Limit(20_MiB), Limit(uint64_t{0}));
   const SessionPtr first = OpenLeasing("team-1");
@@ -99,18 +100,19 @@ TEST_F(RuleClaimsTest, ARulesClaimIsThereForAsLongAsItHasSessions) {
   EXPECT_THAT(saved(), IsEmpty()) << "it is the configuration's";
   EXPECT_TRUE(absl::IsAlreadyExists(Create("team", {}).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(Update("team", {.limit = Limit(0.5)}).status()));
-  // The configuration is read again, and holds for the sessions that there are.
+  // A reload of the configuration applies to open sessions.
   broker_->SetPolicy(RuleOf(Limit(50_MiB), Limit(5_MiB)));
   EXPECT_TRUE(testing_support::WaitFor(
       [&] { return View("team").limit_bytes == 50_MiB && View("team").guarantee_bytes == 5_MiB; }));
-  WaitForChanges();  // it is shown before the pools know it
+  WaitForChanges();  // the view shows the change before the pools know the change
   EXPECT_TRUE(LeaseSegments(second, {20_MiB}).ok());
   for (const SessionPtr& session : {first, second}) broker_->Close(session, "test");
   EXPECT_TRUE(IsRemoved("team"));
   EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
 }
 
-// After a kill: what it holds of the run before is its user's yet, and takes the room of the guarantee.
+// A client comes back after a kill. Memory of the earlier run still counts as the user's, and takes the room of the
+// guarantee.
 TEST_F(RuleClaimsTest, AClientOfARulesClaimComesBackThoughItsGuaranteeIsNotFreeYet) {
   StartWith(Limit(60_MiB), Limit(40_MiB));
   const SessionPtr other = OpenLeasing("other");
@@ -121,7 +123,7 @@ TEST_F(RuleClaimsTest, AClientOfARulesClaimComesBackThoughItsGuaranteeIsNotFreeY
   const SessionPtr back = OpenLeasing("team-1", std::nullopt, Process(self, kOwner));
   ASSERT_NE(back, nullptr);
   EXPECT_EQ(View("team").guarantee_bytes, 0u);
-  // It has it as soon as it can be given.
+  // The claim has the guarantee as soon as there is room.
   broker_->Close(other, "test");
   EXPECT_TRUE(testing_support::WaitFor([&] {
     broker_->claims().Tick();
@@ -129,7 +131,7 @@ TEST_F(RuleClaimsTest, AClientOfARulesClaimComesBackThoughItsGuaranteeIsNotFreeY
   }));
 }
 
-// A claim of a rule that cannot be made after all takes nothing with it.
+// A rule's claim that cannot be made takes no memory with it.
 TEST_F(RuleClaimsTest, WhatMembersHoldIsTheirUsersAgainWhenTheirClaimCannotBeMade) {
   StartWith(Limit(60_MiB), Limit(40_MiB));
   const SessionPtr other = OpenLeasing("other", std::nullopt, Process(1, 7));
@@ -152,7 +154,7 @@ TEST_F(RuleClaimsTest, WhatMembersHoldIsTheirUsersAgainWhenTheirClaimCannotBeMad
   for (int looks = 0; looks < 2; ++looks) ASSERT_TRUE(pools_[0]->FindCarriedOver().ok());
 }
 
-// The configuration cannot be refused for it. What its sessions are guaranteed then is what the limit leaves.
+// A reload cannot refuse such a limit. The sessions' guarantees then get only as much as the limit leaves.
 TEST_F(RuleClaimsTest, ALimitThatAReloadLowersBelowGuaranteesHolds) {
   StartWith(Limit(60_MiB), Limit(uint64_t{0}));
   const SessionPtr first = OpenLeasing("team-1");
@@ -180,7 +182,7 @@ TEST_F(RuleClaimsTest, ALimitThatAReloadLowersBelowGuaranteesHolds) {
   EXPECT_TRUE(LeaseSegments(first, {8_MiB}).ok());
 }
 
-// What was refused a moment ago does not keep a reload waiting.
+// An earlier refusal does not keep a reload waiting.
 TEST_F(RuleClaimsTest, AReloadLowersAGuaranteeThatCouldNotBeGiven) {
   const SessionPtr other = LeaveNoRoomForAGuarantee();
   broker_->SetPolicy(RuleOf(Limit(50_MiB), Limit(40_MiB)));
@@ -190,12 +192,12 @@ TEST_F(RuleClaimsTest, AReloadLowersAGuaranteeThatCouldNotBeGiven) {
   EXPECT_TRUE(testing_support::WaitFor([&] { return View("team").guarantee_bytes == 10_MiB; }));
 }
 
-// A guarantee that cannot be given is tried again and again; the log says so once.
+// The daemon tries a guarantee without room again and again; the log reports the guarantee once.
 TEST_F(RuleClaimsTest, AGuaranteeThatIsTriedAgainIsLoggedOnce) {
   const SessionPtr other = LeaveNoRoomForAGuarantee();
   const std::string log = LogOf([&] {
     broker_->SetPolicy(RuleOf(Limit(60_MiB), Limit(40_MiB)));
-    // It is tried once a second.
+    // The daemon tries once a second.
     for (const absl::Time end = absl::Now() + absl::Seconds(4); absl::Now() < end;
          absl::SleepFor(absl::Milliseconds(50))) {
       broker_->claims().Tick();
@@ -249,7 +251,7 @@ TEST_F(RuleClaimsTest, AnOperatorAndARuleThatMakeOneClaimAtATimeMakeOne) {
   EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
 }
 
-// One of many rounds is enough to lose what the other has counted.
+// A single round of many is enough to lose a count.
 TEST_F(RuleClaimsTest, OperatorsAndRulesThatRaceForAClaimLoseNothing) {
   StartWith(Limit(40_MiB), Limit(1_MiB));
   for (int round = 0; round < 200; ++round) {

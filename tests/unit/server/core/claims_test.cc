@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Claims: what operators do with them, and what sessions in them get. With sockets and files: tests/integration.
+// Claims: operators' calls, and the terms of sessions in claims. tests/integration covers sockets and files.
 #include "server/core/claims.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr pid_t kYounger = 1 << 30;  // of no process, so that it is not older than this one
+constexpr pid_t kYounger = 1 << 30;  // pid of no process, so not older than this process
 
 TEST_F(ClaimsTest, ItsLimitBindsAllOfItsSessionsTogether) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB});
@@ -53,9 +53,9 @@ TEST_F(ClaimsTest, ItsLimitBindsAllOfItsSessionsTogether) {
   EXPECT_EQ(View("team").reserved_bytes, 40_MiB);
   EXPECT_EQ(View("team").peak_bytes, 40_MiB);
   EXPECT_EQ(View("team", 1).peak_bytes, 0u);
-  // On each device.
+  // The limit applies on each device.
   ASSERT_TRUE(LeaseSegments(second, {40_MiB}, 1).ok());
-  // A session outside has its own.
+  // A session outside the claim has the rest of the device.
   ASSERT_TRUE(LeaseSegments(OpenLeasing("c"), {24_MiB}).ok());
 }
 
@@ -68,7 +68,7 @@ TEST_F(ClaimsTest, RefusalsAreCountedForEachDevice) {
   EXPECT_EQ(claim.devices(1).refusals(), 2u);
 }
 
-// What the siblings do not use is theirs to have: before anybody is refused.
+// Siblings may use each other's idle memory: the broker asks for idle memory before refusing a request.
 TEST_F(ClaimsTest, IdleMemoryOfItsOtherSessionsIsAskedForBeforeItsLimitRefuses) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB});
   const SessionPtr holder = Open("holder", std::nullopt, In(team));
@@ -159,7 +159,7 @@ TEST_F(ClaimsTest, ARaiseServesWhoWaits) {
   EXPECT_THAT(client_->told(), ::testing::Contains(absl::StrCat("limit 1 ", 40_MiB)));
 }
 
-// The session would wait for what it holds itself.
+// The session would wait for its own memory.
 TEST_F(ClaimsTest, WhatTheLimitNeverAllowsIsRefusedAtOnce) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 20_MiB});
   const SessionPtr session = Open("a", std::nullopt, In(team));
@@ -210,7 +210,7 @@ TEST_F(ClaimsTest, OnlyItsOwnerGetsIn) {
   EXPECT_TRUE(TryOpen("a", std::nullopt, member).ok());
 }
 
-// Containers run as root. Nobody in a claim may see or change what is outside of it.
+// Containers run as root. A caller in a claim may not see or change state outside the claim.
 TEST_F(ClaimsTest, ThroughAClaimsSocketRootIsNobody) {
   const absl::StatusOr<Claim> team = Create("team", {});
   const absl::StatusOr<SessionTerms> terms = broker_->TermsOf(In(team, 1, 0));
@@ -244,13 +244,13 @@ TEST_F(ClaimsTest, ADrainingClaimTakesNoSessionsAndGoesWithItsLast) {
   EXPECT_THAT(served(), IsEmpty());
   EXPECT_THAT(saved(), IsEmpty());
   EXPECT_EQ(pools_[0]->GetStats().guaranteed_bytes, 0u);
-  // Who is still connected by its sockets is in no claim, nor outside of one.
+  // A client that is still connected by the claim's sockets is in no claim, and also not outside of claims.
   const absl::Status late = TryOpen("c", std::nullopt, In(team, 3)).status();
   EXPECT_THAT(std::string(late.message()), HasSubstr("the claim of this socket was removed"));
   EXPECT_FALSE(broker_->TermsOf(In(team, 3)).ok());
 }
 
-// Sessions come back to the claim in which they were before the daemon was started again.
+// A session returns to the claim that the session had before a restart of the daemon.
 TEST_F(ClaimsTest, ADrainingClaimTakesNoMemberOfAnother) {
   const absl::StatusOr<Claim> team = Create("team", {});
   const SessionPtr keeps = OpenLeasing("keeps", std::nullopt, In(team));
@@ -324,7 +324,7 @@ TEST_F(ClaimsTest, WhatCannotBeSavedOrServedIsNotDone) {
   EXPECT_EQ(broker_->claims().Find("team")->state, ClaimState::kActive);
 }
 
-// The reason may be that its members have filled the disk.
+// The claim's members may have filled the disk.
 TEST_F(ClaimsTest, ARevokedClaimIsRevokedThoughThatCannotBeSaved) {
   const absl::StatusOr<Claim> team = Create("team", {});
   const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
@@ -338,7 +338,7 @@ TEST_F(ClaimsTest, ARevokedClaimIsRevokedThoughThatCannotBeSaved) {
 TEST_F(ClaimsTest, ALowerGuaranteeThatCannotBeSavedIsTheOldOneStill) {
   ASSERT_TRUE(Create("team", {.limit = 40_MiB, .guarantee = 20_MiB}).ok());
   ASSERT_TRUE(LeaseSegments(OpenLeasing("outside"), {44_MiB}).ok());
-  // At that moment somebody would take what is free.
+  // Another session tries to take free memory at that moment.
   on_save_ = [&] { EXPECT_FALSE(LeaseSegments(OpenLeasing("greedy"), {4_MiB}).ok()); };
   save_error_ = absl::ResourceExhaustedError("disk full");
   EXPECT_FALSE(Update("team", {.guarantee = Limit(10_MiB)}).ok());
@@ -347,7 +347,7 @@ TEST_F(ClaimsTest, ALowerGuaranteeThatCannotBeSavedIsTheOldOneStill) {
 
 TEST_F(ClaimsTest, AGuaranteeThatOneDeviceRefusesIsRaisedOnNone) {
   ASSERT_TRUE(Create("team", {.limit = 40_MiB, .guarantee = 4_MiB}).ok());
-  // Memory in use, which no session can be asked for.
+  // No session can be asked for memory in use.
   constexpr SessionId kOutside{1000};
   pools_[1]->OpenAccount(kOutside, {.pid = 1, .limit_bytes = kCapacity});
   ASSERT_TRUE(pools_[1]->TryChargeCounted(kOutside, 50_MiB).ok());
@@ -359,7 +359,7 @@ TEST_F(ClaimsTest, AGuaranteeThatOneDeviceRefusesIsRaisedOnNone) {
   pools_[1]->CloseAccount(kOutside);
 }
 
-// With more committed than the device has, giving back the claim's own memory beyond its guarantee frees room.
+// The claim's own memory beyond its guarantee frees room on an overcommitted device.
 TEST_F(ClaimsTest, OnAnOvercommittedDeviceItsSessionsAreAskedForWhatIsBeyondItsGuarantee) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 60_MiB});
   const SessionPtr member = Open("member", std::nullopt, In(team));
@@ -371,7 +371,7 @@ TEST_F(ClaimsTest, OnAnOvercommittedDeviceItsSessionsAreAskedForWhatIsBeyondItsG
   EXPECT_TRUE(more.ok()) << more.status();
 }
 
-// Memory kept for the claim is kept for its sessions: they need nothing back from others to get it.
+// Memory kept for the claim is kept for the claim's sessions: the sessions need no memory of other sessions.
 TEST_F(ClaimsTest, ARefusalCountsWhatIsKeptForOthersAlone) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 60_MiB, .guarantee = 20_MiB});
   const SessionPtr outside = OpenLeasing("outside");
@@ -401,7 +401,7 @@ TEST_F(ClaimsTest, ALimitBelowTheGuaranteesOfItsSessionsIsRefused) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("below the guarantees of the claim's sessions, 30.00 MiB"));
 }
 
-// A change may wait for others while sessions ask for guarantees.
+// A change may wait for other sessions while sessions ask for guarantees.
 TEST_F(ClaimsTest, NoSessionIsGuaranteedMoreThanTheLimitThatIsBeingSet) {
   const absl::StatusOr<Claim> team = Create("team", {.limit = 40_MiB});
   const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
@@ -423,17 +423,17 @@ TEST_F(ClaimsTest, NoSessionIsGuaranteedMoreThanTheLimitThatIsBeingSet) {
   on_save_ = [&] { EXPECT_FALSE(guarantee(session, 30_MiB)); };
   EXPECT_TRUE(Update("team", {.limit = Limit(20_MiB)}).ok());
   EXPECT_TRUE(guarantee(session, 20_MiB));
-  // On all devices or on none.
+  // A limit changes on all devices or on no device.
   EXPECT_TRUE(pools_[0]->SetGuarantee(session->id(), 0).ok());
   EXPECT_FALSE(Update("team", {.limit = Limit(10_MiB)}).ok());
   EXPECT_TRUE(guarantee(session, 20_MiB));
-  // What is more is given with the limit, not before.
+  // Higher guarantees come with the new limit, not before.
   on_save_ = [&] { EXPECT_FALSE(guarantee(session, 30_MiB)); };
   EXPECT_TRUE(Update("team", {.limit = Limit(30_MiB)}).ok());
   EXPECT_TRUE(guarantee(session, 30_MiB));
 }
 
-// The next claim of its name is somebody else's.
+// The next claim of the name may be another user's.
 TEST_F(ClaimsTest, NobodyGetsTheOldBytesOfAnEarlierClaimOfTheSameName) {
   const absl::StatusOr<Claim> first = Create("team", {});
   const SessionPtr session = OpenLeasing("a", std::nullopt, In(first));
@@ -527,7 +527,7 @@ TEST_F(ClaimsTest, WhatTheFileLacksIsWrittenAsSoonAsThatCanBe) {
   }));
 }
 
-// A claim that is in the file, and cannot be served, is not there.
+// A claim that is in the file but cannot be served does not exist.
 TEST_F(ClaimsTest, WhatCouldNotBeCreatedIsNotTheNextDaemons) {
   serve_error_ = absl::FailedPreconditionError("no descriptors");
   on_saved_ = [&] { save_error_ = absl::ResourceExhaustedError("no space left on device"); };
@@ -551,7 +551,7 @@ TEST_F(ClaimsTest, AClaimThatDrainsIsTheNextDaemonsWhenThisOneStops) {
   EXPECT_THAT(served(), ElementsAre("team"));
 }
 
-// A start with one device less.
+// The daemon starts with a device fewer.
 TEST_F(ClaimsTest, AClaimOfADeviceThatIsGoneGetsNothingOfTheOthers) {
   broker_->claims().Restore({{.name = "a", .terms = {.limit = 40_MiB, .devices = {2}}}});
   EXPECT_EQ(View("a", 0).limit_bytes, 0u);
@@ -596,7 +596,7 @@ TEST_F(ClaimsTest, TheNextDaemonHasTheSameClaims) {
   EXPECT_EQ(View("team", 1).limit_bytes, 40_MiB);
   EXPECT_EQ(View("team", 1).guarantee_bytes, 16_MiB);
   EXPECT_EQ(View("team", 0).limit_bytes, 0u);
-  // Sessions of the last daemon look for this one: it is not removed yet, though it drains.
+  // Sessions of the last daemon look for the claim: the daemon does not remove the draining claim yet.
   broker_->claims().RemoveEmpty();
   WaitForChanges();
   EXPECT_TRUE(broker_->claims().Find("team").ok());
@@ -676,7 +676,8 @@ TEST(ClaimFileTest, ARevocationIsKeptOnAFullDisk) {
   EXPECT_EQ(loaded->front().state, ClaimState::kRevoked);
 }
 
-// An older daemon has kept each device as often as it was named. And states are changed in place from now on.
+// An older daemon kept each device as often as the claim named the device. The load writes the file anew, and later
+// states change in place.
 TEST(ClaimFileTest, AnOlderDaemonsFileIsWrittenAnew) {
   const std::string path = testing_support::MakeTempDir() + "/claims";
   const auto write = [&](const std::string& claims) {
@@ -727,7 +728,7 @@ TEST(ClaimFileTest, AFileThatIsTooLargeIsPutAside) {
   EXPECT_EQ(std::filesystem::file_size(path + ".too-large"), uint64_t{1} << 30);
 }
 
-// Going on without claims would let everybody have everything.
+// A daemon without its claims would let every session have all memory.
 TEST(ClaimFileTest, AFileThatCannotBeReadIsSaidNotIgnored) {
   const std::string path = testing_support::MakeTempDir() + "/claims";
   for (const std::string text :

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Programs as they are, looked at every two seconds as the daemon does: those whose fragmentation grows, and those that
-// only look like it.
+// Realistic programs, with a look every two seconds as in the daemon: programs whose fragmentation grows, and programs
+// that only look like growing fragmentation.
 #include "server/core/fragmentation_trend.h"
 
 #include <gtest/gtest.h>
@@ -21,35 +21,35 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr double kMinute = 60;  // seconds
+constexpr double kMinute = 60;  // in seconds
 constexpr double kHour = 3600;
 constexpr double kMiB = 1 << 20;
 constexpr double kGiB = 1 << 30;
 constexpr uint64_t kLimit = 40_GiB;
 
-// What a program uses at a time in seconds, but for the peak.
+// Returns a program's use at a time in seconds, without the peak.
 using Program = std::function<HeapUse(double time)>;
 
 HeapUse Uses(double allocated, double held) {
   return {.allocated_bytes = static_cast<uint64_t>(allocated), .held_bytes = static_cast<uint64_t>(held)};
 }
 
-// How far a step of so many seconds is, from 0 to 1. The most is in use in the middle.
+// Returns the position within a step of `step` seconds, from 0 to 1. The middle of a step uses the most memory.
 double Within(double time, double step) {
   return std::fmod(time, step) / step;
 }
 
-// A step of training: what stays allocated, and what the middle of the step needs more. What it needs is in segments
-// that the rest of the step holds as well, to a part.
+// Returns the use of a training step: memory that stays allocated, and additional memory in the middle of the step. The
+// rest of the step holds a part of the additional memory's segments.
 HeapUse Training(double time, double step, double stays, double more, double fragmented) {
   const double now = 1 - std::abs(2 * Within(time, step) - 1);
   return Uses(stays + more * now, stays + more * (0.5 + now / 2) + fragmented);
 }
 
-// Training whose steps take 3.1 s and differ, as sequences of random lengths do.
+// Models training whose steps take 3.1 s and differ, like sequences of random lengths.
 class VariedTraining {
  public:
-  // `sigma` is that of the logarithm of the length. The same with each standard library, but for rounding.
+  // `sigma` is the sigma of the length's logarithm. All standard libraries give the same lengths, but for rounding.
   VariedTraining(uint64_t seed, double sigma) : random_(seed), sigma_(sigma) {}
 
   HeapUse operator()(double time, double leaked, double fragmented) {
@@ -60,7 +60,7 @@ class VariedTraining {
  private:
   static constexpr double kStep = 3.1;
 
-  // A sum of twelve uniform ones: Irwin and Hall's approximation.
+  // Adds up twelve uniform numbers: Irwin and Hall's approximation.
   double Normal() {
     double sum = -6;
     for (int i = 0; i < 12; ++i) sum += static_cast<double>(random_() >> 11) * 0x1p-53;
@@ -75,7 +75,7 @@ class VariedTraining {
 
 class FragmentationTrendTest : public ::testing::Test {
  protected:
-  // Goes on with `program` for so many seconds. Every moment counts for the peak, not only those that are looked at.
+  // Runs `program` for `length` seconds. The peak covers every moment, not only moments of looks.
   void Run(double length, const Program& program) {
     const double end = now_ + length;
     while (now_ < end) {
@@ -113,7 +113,7 @@ class FragmentationTrendTest : public ::testing::Test {
     rates_ = 0;
     longest_ = 0;
   }
-  // The share of the time at which an alert would fire.
+  // Returns the share of samples at which an alert fires.
   double Alerted() const { return static_cast<double>(alerted_) / samples_; }
   void ExpectNever() {
     EXPECT_EQ(first_, std::nullopt) << "a trend after " << first_.value_or(0) << " s, the last time after " << last_
@@ -123,18 +123,18 @@ class FragmentationTrendTest : public ::testing::Test {
     EXPECT_NEAR(trend_.bytes_per_second(), bytes_per_second, tolerance * bytes_per_second);
   }
 
-  static constexpr double kAlertAfter = 5 * kMinute;  // as deploy/prometheus/vrambroker.rules.yml has it
+  static constexpr double kAlertAfter = 5 * kMinute;  // as in deploy/prometheus/vrambroker.rules.yml
 
   FragmentationTrend trend_;
-  double now_ = 1000;  // seconds
+  double now_ = 1000;  // in seconds
   uint64_t peak_ = 0;
-  std::optional<double> first_;  // when there was a trend
+  std::optional<double> first_;  // time of the first trend
   double last_ = 0;
-  double since_ = 1000;  // when there was none, the last time
-  double longest_ = 0;   // seconds with one
+  double since_ = 1000;  // last time without a trend
+  double longest_ = 0;   // longest time with a trend, in seconds
   int samples_ = 0;
   int with_trend_ = 0;
-  double rates_ = 0;  // of each sample with a trend, added up
+  double rates_ = 0;  // sum over samples with a trend
   int alerted_ = 0;
   std::optional<double> first_alert_;
 };
@@ -142,7 +142,7 @@ class FragmentationTrendTest : public ::testing::Test {
 // ---- Fragmentation that grows ----
 
 TEST_F(FragmentationTrendTest, StepsOfTrainingThatLeaveMoreAndMoreHoles) {
-  // A segment of 20 MiB every 12 s: 100 MiB a minute.
+  // The program adds a segment of 20 MiB every 12 s: 100 MiB a minute.
   const auto program = [](double time) {
     return Training(time, /*step=*/7.3, 2 * kGiB, 8 * kGiB, 20 * kMiB * std::floor((time - 1000) / 12));
   };
@@ -152,7 +152,7 @@ TEST_F(FragmentationTrendTest, StepsOfTrainingThatLeaveMoreAndMoreHoles) {
   EXPECT_LE(*first_, 1000 + 12 * kMinute) << "seen soon";
   EXPECT_LE(since_, 1000 + 13 * kMinute) << "and soon without a break";
   const std::optional<double> left = trend_.SecondsUntil(10_GiB + 6100_MiB);
-  // Of the 6100 MiB above the top of the steps 2000 are gone: 41 minutes.
+  // Growth has taken 2000 MiB of the 6100 MiB above the top of the steps: 41 minutes remain.
   ASSERT_TRUE(left.has_value());
   EXPECT_NEAR(*left, 41 * kMinute, 8 * kMinute);
 }
@@ -254,7 +254,7 @@ TEST_F(FragmentationTrendTest, StepsThatHoldNothingInBetween) {
 }
 
 TEST_F(FragmentationTrendTest, StepsWhoseTopsNoSampleSees) {
-  // As ALeakWhoseStepsAreSeenAtTheirLowestAlone, but it fragments more than it leaks.
+  // Resembles ALeakWhoseStepsAreSeenAtTheirLowestAlone, but the program fragments more than it leaks.
   Run(kHour, [](double time) {
     const double leaked = kMiB * (time - 1000) / 10;
     const bool low = Within(time - 1000 + 0.05, 2.0) < 0.1;
@@ -317,7 +317,7 @@ TEST_F(FragmentationTrendTest, OfTheHugest) {
   EXPECT_NEAR(*left, 40 * kMinute, 4 * kMinute);
 }
 
-// ---- What is none ----
+// ---- Use without a trend ----
 
 TEST_F(FragmentationTrendTest, NothingYet) {
   EXPECT_EQ(trend_.bytes_per_second(), 0);
@@ -333,8 +333,8 @@ TEST_F(FragmentationTrendTest, TheSameInEachStep) {
 }
 
 TEST_F(FragmentationTrendTest, StartingUp) {
-  // A model that is read for ten minutes, then the first steps, which need more and more: caches, an optimizer, a
-  // longer batch.
+  // The program reads a model for ten minutes. The first steps then need more and more: caches, an optimizer, a longer
+  // batch.
   Run(3 * kHour, [](double time) {
     const double at = time - 1000;
     const double model = 20 * kGiB * std::min(1.0, at / (10 * kMinute));
@@ -346,7 +346,7 @@ TEST_F(FragmentationTrendTest, StartingUp) {
 }
 
 TEST_F(FragmentationTrendTest, ALeak) {
-  // Of tensors of 3 MiB in segments of 20, and at the top of every step.
+  // Tensors of 3 MiB leak in segments of 20 MiB, also at the top of each step.
   Run(2 * kHour, [](double time) {
     const double leaked = 3 * kMiB * std::floor((time - 1000) / 2.1);
     HeapUse use = Training(time, 7.3, 2 * kGiB, 8 * kGiB, 0);
@@ -358,8 +358,8 @@ TEST_F(FragmentationTrendTest, ALeak) {
 }
 
 TEST_F(FragmentationTrendTest, ALeakWhoseStepsAreSeenAtTheirLowestAlone) {
-  // A step is as long as the daemon looks apart: it sees 2 GiB of 10, and what is held as the steps leave it. Only the
-  // peak tells that more is allocated.
+  // A step is as long as the time between looks: the daemon sees 2 GiB of 10 GiB, and the memory that steps leave held.
+  // Only the peak tells of the larger allocation.
   Run(kHour, [](double time) {
     const double leaked = kMiB * (time - 1000);
     const bool low = Within(time - 1000 + 0.05, 2.0) < 0.1;
@@ -414,13 +414,13 @@ TEST_F(FragmentationTrendTest, GrowthThatIsOver) {
 }
 
 TEST_F(FragmentationTrendTest, TrimsAndFlushes) {
-  // Every five minutes all that can be given back is, and the program takes it again within a minute or two.
+  // The program gives back as much as possible every five minutes, and takes the memory again within a minute or two.
   Run(2 * kHour, [](double time) {
     const double since = std::fmod(time - 1000, 5 * kMinute);
     return Training(time, 3.1, 2 * kGiB, 8 * kGiB, 2 * kGiB * std::min(1.0, since / (2 * kMinute)));
   });
   ExpectNever();
-  // Once, and it comes back for good.
+  // The program trims once, and the memory comes back for good.
   const double trimmed = now_;
   Run(kHour, [&](double time) {
     const double since = time - trimmed;
@@ -430,7 +430,7 @@ TEST_F(FragmentationTrendTest, TrimsAndFlushes) {
 }
 
 TEST_F(FragmentationTrendTest, StepsThatDiffer) {
-  // Chance makes a trend now and then, and none that an alert would wait for. No leak makes one either.
+  // Chance makes a trend now and then, but no trend that lasts until an alert. A leak makes no such trend, either.
   for (const double sigma : {0.02, 0.1, 0.2, 0.3}) {
     for (const double leak : {0.0, 100 * kMiB / kMinute}) {
       SCOPED_TRACE(testing::Message() << "sigma " << sigma << ", a leak of " << leak);
@@ -450,7 +450,8 @@ TEST_F(FragmentationTrendTest, StepsThatDiffer) {
 }
 
 TEST_F(FragmentationTrendTest, AHeapThatStaysAsItIs) {
-  // The longest step so far decides what is held, and it leaks: the use goes up and down more than it grows.
+  // The longest step so far decides the held memory, and the program leaks: the use goes up and down more than it
+  // grows.
   for (const double sigma : {0.1, 0.3}) {
     for (const double leak : {0.0, 100 * kMiB / kMinute}) {
       SCOPED_TRACE(testing::Message() << "sigma " << sigma << ", a leak of " << leak);
@@ -474,7 +475,7 @@ TEST_F(FragmentationTrendTest, AHeapThatStaysAsItIs) {
 }
 
 TEST_F(FragmentationTrendTest, StepsThatAreSeenAlmostAtTheSamePlace) {
-  // As long as the daemon looks apart, but for a little: what it sees goes up for half an hour, then down.
+  // Looks are almost in phase with the steps: the seen use rises for half an hour, then falls.
   for (const double step : {1.99, 2.002, 2.01, 7.01}) {
     StartAgain();
     Run(4 * kHour, [&](double time) { return Training(time, step, 2 * kGiB, 4 * kGiB, kGiB); });

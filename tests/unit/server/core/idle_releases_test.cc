@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using Released = absl::StatusOr<SegmentPool::Released>;
 
-// Two devices; the first one caches 4 MiB and 8 MiB, the second one 2 MiB.
+// Has two devices: the first device caches 4 MiB and 8 MiB, the second device 2 MiB.
 class IdleReleasesTest : public ::testing::Test {
  protected:
   IdleReleasesTest() {
@@ -77,7 +77,7 @@ TEST_F(IdleReleasesTest, OfOneDeviceAlone) {
   EXPECT_TRUE(absl::IsNotFound(unknown->status()));
 }
 
-// However often they are called, a driver that hangs holds one worker.
+// Calls for a hanging driver hold a single worker, however many calls come.
 TEST_F(IdleReleasesTest, CallsForADeviceShareAWorker) {
   std::optional<Released> first, second;
   Release(0, first);

@@ -16,11 +16,11 @@
 namespace vrambroker {
 namespace {
 
-// Two GPUs of 64 MiB. A process's context takes 4 MiB; more than 6 is drift.
+// Has two GPUs of 64 MiB. A process's context takes 4 MiB; more than 6 MiB is drift.
 class ReconciliationTest : public BrokerTest {
  protected:
   static constexpr pid_t kClient = 1;
-  static constexpr pid_t kOtherProcess = 0x7FFFFFF0;  // of nobody
+  static constexpr pid_t kOtherProcess = 0x7FFFFFF0;  // pid of no process
 
   ReconciliationTest() { Make({.overhead_allowance_bytes = 6_MiB}, {}, DeviceKind::kCuda); }
 
@@ -32,7 +32,7 @@ class ReconciliationTest : public BrokerTest {
     EXPECT_TRUE(pools_[0]->ChargeCounted((*session)->id(), bytes).ok());
     return *session;
   }
-  // What the first GPU's processes use.
+  // Sets the use of the first GPU's processes, and returns the reconciled processes.
   std::shared_ptr<const DeviceProcesses> Look(const std::vector<GpuProcess>& uses) {
     controls_[0]->set_processes(uses);
     broker_->reconciliation().Look(0);
@@ -146,7 +146,7 @@ TEST_F(ReconciliationTest, OneWorkerLooksAtEachGpu) {
   EXPECT_EQ(broker_->reconciliation().Get(0)->uncounted_bytes, 1_MiB);
 }
 
-// The capacity is what was free, less 12 MiB for contexts. Another program has used these up.
+// The capacity is the free memory less 12 MiB for contexts. Another program has used up the 12 MiB.
 TEST_F(ReconciliationTest, TheNextClientsContextIsLikeThoseThatThereAre) {
   Make({.overhead_allowance_bytes = 6_MiB}, {.headroom_bytes = 12_MiB}, DeviceKind::kCuda);
   const SessionPtr session = OpenCounted("train", 2_MiB);

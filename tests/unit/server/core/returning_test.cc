@@ -9,7 +9,7 @@
 namespace vrambroker {
 namespace {
 
-constexpr pid_t kOther = 1;  // who asks
+constexpr pid_t kOther = 1;  // pid of the asking process
 
 class ReturningTest : public ::testing::Test {
  protected:

@@ -55,7 +55,8 @@ TEST_F(SegmentPoolTest, OtherDriverErrorsPassThrough) {
   EXPECT_EQ(status, absl::InternalError("cudaMalloc failed"));
   EXPECT_EQ(SegmentRefusalCause(status), std::nullopt);
   EXPECT_EQ(Account(kA).reserved_bytes, 0u);
-  // One of several segments fails: segments that the driver gave stay for the next try, and the pool awaits no segment.
+  // A call for several segments fails at a segment: segments that the driver gave stay for the next try, and the pool
+  // awaits no segment.
   for (const int failing : {1, 2}) {
     device_->Fail(Call::kAllocate, failing, 1, absl::InternalError("cudaMalloc failed"));
     EXPECT_FALSE(pool_->LeaseAll(kA, {2_MiB, 4_MiB}).ok());

@@ -29,7 +29,7 @@ TEST(FirstFitTest, TheFirstInOrderThatNeedsNoMore) {
   EXPECT_FALSE(fit.empty());
 }
 
-// Beside a map that is searched from its beginning.
+// Compares FirstFit with a map that a search reads from the beginning.
 TEST(FirstFitTest, FindsWhatASearchFinds) {
   std::mt19937_64 dice(7);
   std::minstd_rand random(7);

@@ -24,7 +24,7 @@ struct Case {
   std::vector<ReclaimVictim> victims;
 };
 
-// Candidates: session, priority, reserved, guarantee, idle.
+// Candidates have a session, a priority, and reserved, guaranteed and idle bytes.
 const std::vector<Case>& Cases() {
   static const auto* const cases = new std::vector<Case>{
       {"NobodyIsThere", {}, 10, {}},
@@ -64,7 +64,7 @@ TEST_P(ChooseVictimsTest, Chooses) {
 INSTANTIATE_TEST_SUITE_P(Table, ChooseVictimsTest, ::testing::ValuesIn(Cases()),
                          [](const auto& test) { return test.param.name; });
 
-// Two claims, and a user's session: what each has, and what of it is of use for others.
+// Returns candidates of two claims and of a user, with the bytes that help other shares.
 std::vector<ReclaimCandidate> OfClaims() {
   const ShareId team = ClaimId{1};
   const ShareId other = ClaimId{2};
@@ -118,7 +118,7 @@ TEST(EveryVictimTest, AsksAllAboveTheirGuaranteesWhateverTheyReport) {
               ElementsAre(Victim(1, 70), Victim(2, 40)));
 }
 
-// ---- Again ----
+// ---- Repeated questions ----
 
 TEST(AskAgainFiguresTest, OnceInVainIsEnoughUntilFiguresChange) {
   const ReclaimCandidate candidate{.session = SessionId{1}, .reserved_bytes = 10, .idle_bytes = 4};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a pass over the growth queue costs, and whom it keeps busy.
+// Tests of a pass over the growth queue: the cost of a pass, and the sessions that a pass keeps busy.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// Passes are made when the test says so.
+// Makes passes only on the test's command.
 class PassTest : public ::testing::Test {
  protected:
   static constexpr SessionId kHolder{1};
@@ -55,7 +55,7 @@ class PassTest : public ::testing::Test {
                   (status.ok() ? granted_ : refused_).push_back(session);
                 }});
   }
-  // So many sessions wait for `bytes` each.
+  // Adds `count` sessions, each with a waiting request for `bytes`.
   void AddMany(uint64_t count, uint64_t bytes) {
     for (uint64_t i = 0; i < count; ++i) {
       Open(Waiter(i));
@@ -166,7 +166,7 @@ TEST_F(PassTest, WhatIsHeldBackIsNotLookedAt) {
   RunAll();
 }
 
-// The request may not wait, but an answer is owed that may serve it: the queue looks at the request after the answer.
+// A request may not wait, but an owed answer may serve the request: the queue looks at the request after the answer.
 TEST_F(PassTest, WhatAnAnswerMayServeIsNotLookedAtBeforeTheAnswer) {
   Hold(kHolder, kCapacity - 4_MiB);
   candidates_ = {{.session = kHolder, .reserved_bytes = kCapacity, .idle_bytes = kCapacity}};
@@ -216,10 +216,10 @@ TEST_F(PassTest, ALateAnswerDoesNotEndTheNextQuestion) {
   Add(kOther, 8_MiB, milliseconds(0));
   RunAll();
   ASSERT_EQ(asked_.size(), 1u);
-  candidates_ = {{.session = Waiter(0), .reserved_bytes = 1_GiB}};  // others, who have not said that it is idle
+  candidates_ = {{.session = Waiter(0), .reserved_bytes = 1_GiB}};  // reports no idle memory
   now_ += milliseconds(250);
   queue_.OnTimer();
-  RunOne();  // everybody is to be asked
+  RunOne();  // the queue is about to ask all sessions
   std::exchange(answers_, {})[0]();
   RunAll();
   ASSERT_EQ(asked_.size(), 2u);
@@ -238,13 +238,13 @@ TEST_F(PassTest, WhoseTurnWasNotReachedAsksWhenOthersHadWhatThereWas) {
   Add(kOther, 8_MiB, milliseconds(0));
   Add(Waiter(0), 8_MiB, milliseconds(0));
   RunOne();
-  Return(kHolder, held);  // enough for one of them
-  RunOne();               // asks for both, before anybody was served
+  Return(kHolder, held);  // enough for a single request
+  RunOne();               // asks for both requests before a request is served
   RunAll();
   EXPECT_THAT(granted_, ElementsAre(kOther));
   EXPECT_THAT(refused_, IsEmpty());
   EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kHolder, 8_MiB}));
-  for (int i = 0; i < 2; ++i) {  // by its figures, then with everybody
+  for (int i = 0; i < 2; ++i) {  // by the holder's figures, then with all sessions
     for (const auto& answered : std::exchange(answers_, {})) answered();
     RunAll();
   }
@@ -297,8 +297,8 @@ TEST_F(PassTest, WhatAUserMayNotHaveYetKeepsNobodyFromItsTurn) {
   EXPECT_THAT(granted_, ElementsAre(kOther, kOfUserToo));
 }
 
-// Memory that settles may become free between the attempt to grant it and the look whether anything settles. That is
-// rare, so this tries it many times.
+// Settling memory may become free between the attempt to grant the memory and the look for settling memory. The race is
+// rare, so the test tries many times.
 TEST_F(PassTest, WhatSettlesIsNeverMissed) {
   constexpr int kRounds = 20000;
   constexpr uint64_t kFirstGone = 1000;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whom a pass finds is what a look at everybody would find: random requests, limits, guarantees, users, priorities.
+// Random requests, limits, guarantees, users and priorities: a pass finds the same requests as a look at all requests.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,8 +29,8 @@ using std::chrono::milliseconds;
 
 constexpr uint64_t kDeviceBytes = 64_MiB;
 constexpr milliseconds kReclaimTimeout(2000);
-constexpr uint64_t kUserLimit = 24_MiB;  // of users 1 and 2
-constexpr ClaimId kClaim{1};             // whose limit changes
+constexpr uint64_t kUserLimit = 24_MiB;  // limit of users 1 and 2
+constexpr ClaimId kClaim{1};             // claim with a changing limit
 
 class RandomQueue {
  public:
@@ -48,11 +48,11 @@ class RandomQueue {
   }
   ~RandomQueue() { pool_.SetOnCapacityFreed(nullptr); }
 
-  // What is wrong; empty: nothing.
+  // Runs the steps, and returns the failure; empty on success.
   std::string Run(int steps) {
     for (int step = 0; step < steps && failure_.empty(); ++step) {
       Step();
-      queue_.OnTimer();  // where nothing was made free, a pass comes with the next thing that happens
+      queue_.OnTimer();  // the next event brings a pass if no memory came free
       Check();
       if (!failure_.empty()) return absl::StrCat("step ", step, ": ", failure_);
     }
@@ -228,7 +228,8 @@ TEST(RequestQueueRandomTest, FindsEverybodyWhoCanBeServedOrIsToBeRefused) {
   EXPECT_GT(granted, 1000u);
 }
 
-// Sessions that take and give on threads of their own, past the queue, while they wait in it. No time passes.
+// Runs sessions that take and give past the queue on their own threads, while the sessions wait in the queue. No time
+// passes.
 class Crowd {
  public:
   static constexpr uint64_t kThreads = 4;
@@ -261,7 +262,7 @@ class Crowd {
     queue_.OnTimer();
     Await([this] { return !queue_.IsPassToCome(); });
   }
-  // Of those that wait, which need not.
+  // Returns a reason for each waiting request that need not wait.
   std::vector<std::string> Missed() {
     std::vector<std::string> missed;
     for (const WaitingRequest& waiting : queue_.GetWaiting()) {

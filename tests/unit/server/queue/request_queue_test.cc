@@ -59,7 +59,7 @@ class RequestQueueTest : public ::testing::Test {
     }
   }
 
-  // Has the session hold `bytes`.
+  // Leases `bytes` for the session.
   SegmentId Hold(SessionId session, uint64_t bytes) { return pool_.Lease(session, bytes).value(); }
   void Return(SessionId session, SegmentId segment) { ASSERT_TRUE(pool_.Return(session, {segment}).ok()); }
   void Add(const std::string& name, SessionId session, uint64_t bytes, milliseconds wait = milliseconds(0),
@@ -81,7 +81,7 @@ class RequestQueueTest : public ::testing::Test {
     now_ += time;
     queue_->OnTimer();
   }
-  // Has time pass in which the session takes and gives `bytes` again and again.
+  // Lets time pass while the session takes and gives `bytes` again and again.
   void Churn(SessionId session, uint64_t bytes, milliseconds time) {
     for (milliseconds passed(0); passed < time; passed += milliseconds(50)) {
       const SegmentId segment = Hold(session, bytes);
@@ -89,7 +89,7 @@ class RequestQueueTest : public ::testing::Test {
       Return(session, segment);
     }
   }
-  // 30 MiB are held back: kB holds 50 MiB of the device, has reported them as idle, and does not answer.
+  // Has 30 MiB held back: kB holds 50 MiB of the device, reports the memory as idle, and does not answer.
   void HoldBackForALargeOne() {
     Hold(kB, 50_MiB);
     candidates_ = {{.session = kB, .reserved_bytes = 50_MiB, .idle_bytes = 50_MiB}};
@@ -113,7 +113,7 @@ class RequestQueueTest : public ::testing::Test {
   }
 
   SteadyTime now_{std::chrono::hours(1)};
-  std::function<void()> at_next_look_;  // at the queue's clock
+  std::function<void()> at_next_look_;  // runs at a read of the queue's clock
   std::atomic<uint64_t> next_segment_ = 1;
   const std::shared_ptr<FakeDevice::Control> device_;
   SegmentPool pool_;
@@ -175,7 +175,7 @@ TEST_F(RequestQueueTest, OneThatIsSilentDoesNotKeepTheOthersFromBeingAsked) {
                  {.session = kC, .reserved_bytes = 20_MiB, .idle_bytes = 20_MiB}};
   Add("x", kA, 10_MiB);
   EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kB, 6_MiB}));
-  candidates_.erase(candidates_.begin());  // the broker leaves silent ones out
+  candidates_.erase(candidates_.begin());  // the broker leaves silent sessions out
   Pass(kTimeout / 8);
   EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kB, 6_MiB}, ReclaimVictim{kC, 6_MiB}));
   Return(kC, idle);
@@ -226,7 +226,7 @@ TEST_F(RequestQueueTest, WhatItHoldsItselfIsNotWaitedFor) {
 
 TEST_F(RequestQueueTest, WaitsForTheMemoryOfAProcessThatHasJustDied) {
   const SegmentId segment = Hold(kB, 60_MiB);
-  // A process that has fetched its descriptor may have it mapped.
+  // A process that has fetched its descriptor may have the segment mapped.
   const FdTicket ticket = std::get<FdTicket>(pool_.HandleFor(kB, segment).value());
   ASSERT_TRUE(pool_.RedeemTicket(ticket, 1, 0).ok());
   pool_.CloseAccountOfGone(kB);
@@ -276,7 +276,7 @@ TEST_F(RequestQueueTest, WhoDoesNotAnswerIsNotWaitedForForever) {
   Pass(milliseconds(1));
   EXPECT_EQ(Refusal("x"), OomCause::kCapacity);
   EXPECT_THAT(outcomes_["x"].asked, ElementsAre(std::pair(kB, false), std::pair(kC, false)));
-  AnswerAll();  // late
+  AnswerAll();  // a late answer
 }
 
 TEST_F(RequestQueueTest, WhoIsSlowIsWaitedForAlthoughNobodyElseCanBeAsked) {
@@ -284,7 +284,7 @@ TEST_F(RequestQueueTest, WhoIsSlowIsWaitedForAlthoughNobodyElseCanBeAsked) {
   candidates_ = {{.session = kB, .reserved_bytes = 60_MiB, .idle_bytes = 60_MiB}};
   Add("x", kA, 10_MiB);
   Add("too much", kC, 62_MiB);
-  candidates_.clear();  // the broker leaves silent ones out
+  candidates_.clear();  // the broker leaves silent sessions out
   Pass(kTimeout / 8);
   Pass(kTimeout / 2);
   EXPECT_THAT(ended_, IsEmpty());
@@ -294,7 +294,7 @@ TEST_F(RequestQueueTest, WhoIsSlowIsWaitedForAlthoughNobodyElseCanBeAsked) {
   EXPECT_EQ(Refusal("too much"), OomCause::kCapacity) << "at the last answer, not when time is up";
 }
 
-// To any request: what comes back may be enough for others.
+// An answer owed to any request counts: the returned memory may be enough for another request.
 TEST_F(RequestQueueTest, NothingIsHopelessWhileSomebodyOwesAnAnswer) {
   Hold(kB, 60_MiB);
   candidates_ = {{.session = kB, .reserved_bytes = 60_MiB, .idle_bytes = 60_MiB}};
@@ -383,11 +383,11 @@ TEST_F(RequestQueueTest, TheFirstThatWaitsAsksAgain) {
   EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kB, 6_MiB}));
 }
 
-// ---- Who is asked again ----
+// ---- Sessions that are asked again ----
 
 class AskAgainTest : public RequestQueueTest {
  protected:
-  // kB is more important than the request of kA that waits, kC less. Together they hold all but 4 MiB.
+  // kB is more important than the waiting request of kA, and kC less important. kB and kC hold all but 4 MiB.
   AskAgainTest() {
     Hold(kB, 40_MiB);
     kept_ = Hold(kC, 20_MiB);
@@ -396,7 +396,7 @@ class AskAgainTest : public RequestQueueTest {
     Add("waits", kA, 10_MiB, std::chrono::hours(1));
   }
   ~AskAgainTest() override { queue_->Cancel(kA, absl::CancelledError("end")); }
-  // How often the sessions are asked in this time; they answer at once, and give nothing.
+  // Returns how often the queue asks each session in the given time. Sessions answer at once, and give no memory.
   std::map<SessionId, int> AskedIn(milliseconds time) {
     std::map<SessionId, int> times;
     for (milliseconds passed(0); passed < time; passed += milliseconds(10)) {
@@ -435,7 +435,7 @@ TEST_F(AskAgainTest, WhoHasGivenSomethingIsAskedForMore) {
   candidates_[1].idle_bytes = 20_MiB;
   Pass(RequestQueue::kAskPeriod);
   EXPECT_THAT(asked_, ElementsAre(ReclaimVictim{kC, 20_MiB}));
-  // It gives them, and has leased as much again when it is next looked at.
+  // kC gives the 20 MiB back, and has leased as much again at the next look.
   Return(kC, kept_);
   AnswerAll();
   Hold(kC, 20_MiB);
@@ -500,7 +500,7 @@ TEST_F(RequestQueueTest, ANewPriorityIsANewPlace) {
   EXPECT_THAT(granted_, ElementsAre("c", "a"));
 }
 
-// UpdatePriority() has just found nothing, and the request is being added.
+// UpdatePriority() finds no request just before the request is added.
 TEST_F(RequestQueueTest, APriorityThatChangesWhileARequestComesIsItsPlace) {
   const SegmentId held = Hold(kB, 60_MiB);
   Add("a", kA, 8_MiB, milliseconds(5000));
@@ -512,7 +512,7 @@ TEST_F(RequestQueueTest, APriorityThatChangesWhileARequestComesIsItsPlace) {
 
 // ---- Holding memory back ----
 
-// What nobody is expected to give back does not keep others from what is free.
+// A request keeps no free memory from other sessions unless a session is expected to give memory back.
 TEST_F(RequestQueueTest, ARequestThatNothingCanServeHoldsNobodyBack) {
   Hold(kB, 6_MiB);
   Add("everything", kA, kCapacity, std::chrono::hours(1));
@@ -526,7 +526,7 @@ TEST_F(RequestQueueTest, ARequestThatNothingCanServeHoldsNobodyBack) {
   EXPECT_THAT(granted_, ElementsAre("small"));
 }
 
-// A session that takes and gives a little cannot make it look as if much came back.
+// A session that takes and gives a little cannot feign a large return of memory.
 TEST_F(RequestQueueTest, WhatComesBackAgainAndAgainCountsOnce) {
   Hold(kB, 6_MiB);
   Add("everything", kA, kCapacity, std::chrono::hours(1));
@@ -547,7 +547,7 @@ TEST_F(RequestQueueTest, WhatIsReportedIdleIsWaitedForWithMemoryHeldBack) {
   Pass(kLook);
   EXPECT_FALSE(Fits(kC, 2_MiB));
   EXPECT_TRUE(Fits(kB, 2_MiB)) << "the one that is waited for may need more to get done";
-  // It answers, and has kept what it said was idle.
+  // kB answers, and has kept the memory that was reported idle.
   AnswerAll();
   candidates_[0].idle_bytes = 0;
   Pass(milliseconds(1));
@@ -567,7 +567,7 @@ TEST_F(RequestQueueTest, WhoIsHeldBackIsNotRefusedAndGetsItAfterTheBound) {
   EXPECT_EQ(outcomes_["may not wait"].waited, kHoldBack);
 }
 
-// Requests may have memory held back again when a rest ends: the queue wakes at that time.
+// A request may have memory held back again at the end of a rest: the queue wakes at that time.
 TEST_F(RequestQueueTest, TheEndOfARestIsATimeToLook) {
   HoldBackForALargeOne();
   candidates_.clear();
@@ -579,10 +579,11 @@ TEST_F(RequestQueueTest, TheEndOfARestIsATimeToLook) {
     EXPECT_EQ(*queue_->NextWake(), end);
   }
   queue_->Cancel(kA, absl::CancelledError("end"));
-  AnswerAll();  // late
+  AnswerAll();  // a late answer
 }
 
-// Memory that another session is closing is held back for the large request. No answer is owed, and nothing settles.
+// The queue holds memory of an ending session back for the large request. No session owes an answer, and no memory
+// settles.
 TEST_F(RequestQueueTest, WhoIsHeldBackAtItsDeadlineIsServedWhenTheHoldEnds) {
   Hold(kB, 50_MiB);
   pool_.MarkEnding(kB);
@@ -599,7 +600,7 @@ TEST_F(RequestQueueTest, WhoIsHeldBackAtItsDeadlineIsServedWhenTheHoldEnds) {
   queue_->Cancel(kA, absl::CancelledError("end"));
 }
 
-// Sessions take and give all the time; the large request gets what comes back while they wait.
+// Sessions take and give all the time. The large request gets returned memory while the sessions wait.
 TEST_F(RequestQueueTest, ALargeRequestDoesNotStarveAmongSmallOnes) {
   Add("large", kA, 60_MiB, milliseconds(60000));
   EXPECT_THAT(granted_, ElementsAre("large"));
@@ -608,7 +609,7 @@ TEST_F(RequestQueueTest, ALargeRequestDoesNotStarveAmongSmallOnes) {
   ended_.clear();
   std::map<SessionId, SegmentId> held = {{kB, Hold(kB, 24_MiB)}, {kC, Hold(kC, 24_MiB)}};
   Add("large", kA, 60_MiB, milliseconds(60000));
-  // One of them always holds its part, unless memory is held back.
+  // kB or kC always holds its part, unless memory is held back.
   int turns = 0;
   for (; granted_.empty() && turns < 1000; ++turns) {
     Pass(milliseconds(60));
@@ -637,9 +638,9 @@ TEST_F(RequestQueueTest, HoldsBackForOthersOnlyWhenEverybodyHadAsLong) {
   Add("large", kA, 30_MiB, milliseconds(600000));
   Pass(RequestQueue::kHoldAfter);
   ASSERT_FALSE(Fits(kC, 2_MiB));
-  // Of another user, behind it.
+  // Adds a request of another user behind the large request.
   Add("of another", kD, 30_MiB, milliseconds(600000));
-  // Those who are asked answer late, and give nothing. But figures say again and again that there is something.
+  // kB answers late, and gives no memory. kB's figures still report idle memory again and again.
   const auto is_held = [this](milliseconds time) {
     Pass(time);
     return !Fits(kC, 2_MiB);
@@ -648,7 +649,7 @@ TEST_F(RequestQueueTest, HoldsBackForOthersOnlyWhenEverybodyHadAsLong) {
   EXPECT_FALSE(is_held(milliseconds(1)));
   int held = 0;
   int free = 0;
-  std::vector<int> stretches;  // of being held back, then of not
+  std::vector<int> stretches;  // lengths of stretches without and with memory held back, in turn
   bool was_held = false;
   stretches.push_back(0);
   for (int i = 0; i < 4000; ++i) {
@@ -768,11 +769,11 @@ TEST_F(RequestQueueTest, ANewGuaranteeDoesNotTakeWhatIsHeldBack) {
   EXPECT_THAT(granted_, ElementsAre("guarantee"));
 }
 
-// ---- What the session has closed of what it carries over ----
+// ---- Carried-over memory that the session has closed ----
 
 class ClosingTest : public RequestQueueTest {
  protected:
-  // kE carries 40 MiB over, which are its limit, and has closed them. Nobody has looked.
+  // kE carries 40 MiB over, which is kE's limit, and has closed the memory. The daemon has not looked since.
   void Close(uint64_t guarantee = 0) {
     device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 40_MiB, .holders = {kProcess}}});
     ASSERT_TRUE(pool_.FindCarriedOver().ok());
@@ -842,11 +843,11 @@ TEST_F(ClosingTest, ItTakesNothingFromOthersMeanwhile) {
     Pass(milliseconds(100));
     EXPECT_TRUE(Fits(kC, 24_MiB)) << "nothing is held back";
   }
-  // Nor does it keep those behind it from asking again.
+  // The waiting request keeps no request behind it from asking again.
   Hold(kB, 24_MiB);
   candidates_ = {{.session = kB, .reserved_bytes = 24_MiB, .idle_bytes = 24_MiB}};
   Add("behind", kC, 40_MiB, milliseconds(60000));
-  for (int i = 0; i < 3; ++i) {  // those that were chosen, then everybody
+  for (int i = 0; i < 3; ++i) {  // first chosen sessions, then all sessions
     AnswerAll();
     Pass(milliseconds(100));
   }
@@ -918,7 +919,7 @@ TEST_F(RequestQueueTest, ALoweredLimitEndsTheWaiting) {
   EXPECT_EQ(Refusal("x"), OomCause::kLimit);
 }
 
-// A session would lose its cache for nothing: memory that it holds counts for its guarantee.
+// A session would lose its cache in vain: the session's memory counts for the session's guarantee.
 TEST_F(RequestQueueTest, NobodyIsAskedForMemoryOfItsOwnForItsGuarantee) {
   Hold(kA, 10_MiB);
   Hold(kB, 54_MiB);
@@ -930,7 +931,7 @@ TEST_F(RequestQueueTest, NobodyIsAskedForMemoryOfItsOwnForItsGuarantee) {
   EXPECT_EQ(Refusal("guarantee"), OomCause::kCapacity);
 }
 
-// With more committed than the device has, giving back own memory beyond the guarantee frees room.
+// A session's own memory beyond the guarantee frees room on an overcommitted device.
 TEST_F(RequestQueueTest, OnAnOvercommittedDeviceASessionIsAskedForWhatItHoldsBeyondItsGuarantee) {
   device_->Leave({{.file_device = 1, .file_inode = 1, .bytes = 12_MiB, .holders = {{.pid = 7}}}});
   const SegmentId idle = Hold(kA, 10_MiB);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Wake-ups: each change that makes room for a request has one pass made, which serves the request. No timer runs here:
-// a request that is not woken waits for ever.
+// Wake-ups: each change that makes room for a request causes one pass, which serves the request. No timer runs: a
+// request without a wake-up waits for ever.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -75,7 +75,7 @@ class WakeTest : public ::testing::Test {
     RunAll();
     ASSERT_FALSE(answer_.has_value()) << *answer_;
   }
-  // Expects that the last change has had a pass made, and that this pass serves the request.
+  // Expects a single pass from the last change, and that the pass serves the request.
   void ExpectServed() {
     ASSERT_EQ(tasks_.size(), 1u) << "nobody is woken";
     EXPECT_FALSE(answer_.has_value()) << "by a pass of its own";
@@ -138,7 +138,7 @@ TEST_F(WakeTest, AHigherLimitOfItsClaim) {
   ExpectServed();
 }
 
-// Guarantees may forbid a request for good: that ends the request.
+// Guarantees may forbid a request for good: the request then ends.
 TEST_F(WakeTest, AGuaranteeThatLeavesNoRoomForItEver) {
   Hold(kHolder, 30_MiB);
   Wait({}, 40_MiB);
@@ -214,7 +214,7 @@ TEST_F(WakeTest, CountedMemoryThatIsGivenBack) {
   ExpectServed();
 }
 
-// Requests may have found no room while the lease was tried.
+// A request may have found no room during the attempt to lease.
 TEST_F(WakeTest, ALeaseThatFails) {
   Gate& gate = device_->Hold(FakeDevice::Call::kAllocate);
   device_->Fail(FakeDevice::Call::kAllocate, 1, 1, absl::InternalError("no"));
@@ -287,7 +287,7 @@ TEST_F(WakeTest, ADeviceThatBreaks) {
   device_->set_free_bytes_error(absl::OkStatus());
 }
 
-// Programs beside the broker take memory of the GPU, which the broker cannot give.
+// Programs beside the broker take GPU memory that the broker cannot give.
 class WakeOnCudaTest : public WakeTest {
  protected:
   explicit WakeOnCudaTest(uint64_t headroom_bytes = 0)
@@ -316,7 +316,7 @@ TEST_F(WakeOnCudaTest, WhatOthersAreFoundToUseNoMoreByOneWhoAsks) {
   ExpectServed();
 }
 
-// Memory for the context of the next client is kept free: as much as the contexts of clients take on average.
+// The pool keeps memory free for the next client's context: as much as clients' contexts take on average.
 class WakeWithContextsTest : public WakeOnCudaTest {
  protected:
   WakeWithContextsTest() : WakeOnCudaTest(/*headroom_bytes=*/10_MiB) {}
