@@ -326,7 +326,7 @@ TEST_F(OwnClaimsTest, ASessionInItHasNeitherTheTenantNorThePriorityOfARuleThatAp
   EXPECT_EQ(broker_->claims().Find("u1000.a")->terms.tenant, "uid:1000");
 }
 
-// A user cannot multiply the bounds on open sessions by making claims.
+// A user cannot multiply the user's bounds by making claims.
 TEST_F(OwnClaimsTest, ItsOwnersSessionsCountAsTheUsers) {
   const absl::StatusOr<Claim> own = CreateOwn("u1000.a");
   const absl::StatusOr<Claim> team = Create("team", {});
@@ -336,7 +336,7 @@ TEST_F(OwnClaimsTest, ItsOwnersSessionsCountAsTheUsers) {
 }
 
 TEST_F(OwnClaimsTest, AChangeThatIsAnsweredIsUnderWayNoMore) {
-  constexpr int kMost = 64;  // at a time
+  constexpr int kMost = 64;  // changes at a time
   ASSERT_TRUE(CreateOwn("u1000.a").ok());
   Signal may_go_on;
   on_save_ = [&] { may_go_on.WaitForNotification(); };

@@ -461,7 +461,7 @@ TEST(LogDocumentTest, NamesEachEvent) {
   for (const std::string& name : events) EXPECT_TRUE(absl::StrContains(document, "`" + name)) << name;
 }
 
-// ---- Many ----
+// ---- Many sessions ----
 
 // Returns a view of `sessions` sessions that use each of `devices` devices; earlier sessions use more.
 BrokerView Crowd(size_t sessions, size_t devices) {
@@ -644,7 +644,7 @@ TEST(FoldingTest, WhoHasSeriesHasAnInfoAndNobodyElse) {
   BrokerView view = Crowd(12, 2);
   for (SessionView& session : view.sessions) {
     session.caller.uid = session.id <= SessionId{8} ? 7 : 8;
-    if (Raw(session.id) % 2 == 1) session.devices.assign(2, {});  // not in use: sessions in use go first
+    if (Raw(session.id) % 2 == 1) session.devices.assign(2, {});  // sessions in use go first
   }
   for (const auto& [max_clients, max_clients_per_uid] :
        {std::pair<size_t, size_t>(100, 100), {7, 100}, {100, 3}, {9, 5}, {1, 1}}) {

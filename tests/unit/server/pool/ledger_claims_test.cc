@@ -187,7 +187,7 @@ TEST(ClaimLedgerModelTest, RandomStepsKeepSessionWithinClaimWithinDevice) {
     for (int i = 0; i < 3; ++i) accounts.push_back(In(kSecondClaim, limits[1]));
     accounts.push_back({.limit_bytes = 1000});
     for (AccountState& account : accounts) account.limit_bytes = 1000;
-    std::vector<uint64_t> left(2), guarantees(2);  // by claim
+    std::vector<uint64_t> left(2), guarantees(2);  // indexed by claim
     const auto claim_of = [&](size_t i) { return i < 3 ? 0 : i < 6 ? 1 : 2; };
     const auto used = [&](int claim) {
       uint64_t sum = claim < 2 ? left[claim] : 0;

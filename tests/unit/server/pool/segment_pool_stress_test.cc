@@ -138,7 +138,7 @@ class PoolWithModel {
     ModelSession& session = sessions_[id];
     if (session.segments.empty()) return;
     const auto it = std::next(session.segments.begin(), static_cast<std::ptrdiff_t>(Random(session.segments.size())));
-    if (Random(3) == 0) {  // also finishes segments that were not asked back; the pool ignores such calls
+    if (Random(3) == 0) {  // finishes also segments that were not asked back; the pool ignores such calls
       pool_->FinishReturning(id, {it->first});
       if (!it->second.returning) return;
       BecomesIdle(session, it->second);

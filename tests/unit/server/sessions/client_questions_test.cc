@@ -29,7 +29,7 @@ TEST(ClientQuestionsTest, AnAnswerInPartsIsPutTogether) {
           });
         }
         questions.Receive(id, 0, false, [](ClientAnswer& so_far) {
-          so_far.released_bytes = 100;  // too late
+          so_far.released_bytes = 100;  // comes too late
           return absl::OkStatus();
         });
       },
