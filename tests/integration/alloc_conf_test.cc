@@ -30,10 +30,10 @@ using Json = nlohmann::json;
 using absl::StatusCode;
 using absl::StrContains;
 
-// A request whose block tells how requests are rounded.
+// A request size whose block size shows the rounding of requests.
 constexpr uint64_t kRequest = 1'200'000;
 constexpr uint64_t kPlainBlock = 1'200'128;
-constexpr uint64_t kQuarterBlock = 1'310'720;  // with roundup_power2_divisions:4
+constexpr uint64_t kQuarterBlock = 1'310'720;  // roundup_power2_divisions:4 applies
 
 constexpr char kCudaVariable[] = "PYTORCH_CUDA_ALLOC_CONF";
 constexpr char kHipVariable[] = "PYTORCH_HIP_ALLOC_CONF";
@@ -41,7 +41,7 @@ constexpr char kUnifiedVariable[] = "PYTORCH_ALLOC_CONF";
 
 class AllocConfTest : public DaemonTest {
  protected:
-  // The clients of this process are told what each test tells them.
+  // Clears the variables, so that the clients of this process get only the settings of each test.
   AllocConfTest() {
     for (const char* variable : {kCudaVariable, kHipVariable, kUnifiedVariable}) unsetenv(variable);
   }
@@ -75,7 +75,7 @@ class AllocConfTest : public DaemonTest {
     arguments.push_back("--socket_dir=" + dir());
     return RunProgram(arguments, environment);
   }
-  // The JSON that `vramctl hold` says of itself; and what it says on standard error.
+  // Runs `vramctl hold`. Returns the JSON on standard output, and the text on standard error.
   std::pair<Json, std::string> Hold(const Environment& environment, const Arguments& flags = {}) const {
     Arguments arguments = {VramctlProgram(), "hold", absl::StrCat(kRequest), "--format=json", "--socket_dir=" + dir()};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
@@ -87,7 +87,7 @@ class AllocConfTest : public DaemonTest {
   }
 };
 
-// ---- Where settings come from ----
+// ---- Sources of settings ----
 
 TEST_F(AllocConfTest, TheDaemonsSettingsApplyToWhoBringsNone) {
   for (const DaemonOptions& options : {DaemonOptions{.config = "alloc_conf: \"roundup_power2_divisions:4\""},
@@ -171,7 +171,7 @@ TEST_F(AllocConfTest, BadSettingsAreRefusedAndNothingIsLost) {
            {"per_process_memory_fraction:1.5", "alloc_conf: per_process_memory_fraction: \"1.5\""},
            {"max_split_size_mb:\xff", "alloc_conf: "},
            {std::string(4097, ','), "alloc_conf: 4097 characters; at most 4096"},
-           // A message that repeated it in full would break the connection.
+           // A message with the whole text would break the connection.
            {absl::StrCat(std::string(4000, 'x'), ":1"), "alloc_conf: unknown key"},
            {absl::StrCat("max_split_size_mb:", std::string(4000, 'x')), "alloc_conf: max_split_size_mb: "}}) {
     EXPECT_STATUS(ConnectWith("bad", text), StatusCode::kInvalidArgument, part);
@@ -210,7 +210,7 @@ TEST(DaemonAllocConfTest, BadConfigurationsAreRefused) {
   EXPECT_TRUE(StrContains(warned.err, "alloc_conf: expandable_segments:True has no effect")) << warned.err;
 }
 
-// ---- What settings do ----
+// ---- Effects of settings ----
 
 TEST_F(AllocConfTest, AFractionIsALimit) {
   ASSERT_OK(StartDaemon({.capacity = "256MiB"}));
@@ -275,7 +275,7 @@ TEST_F(AllocConfTest, StreamsDoNotShareFreedBlocks) {
     ASSERT_OK_AND_ASSIGN(const Buffer again, client.Allocate(1000, 0, stream));
     EXPECT_EQ(again.segment_id(), segment);
   }
-  // The default stream gets a segment of its own, for which a free one of another stream has to go.
+  // The default stream needs a new segment. A free segment of another stream makes room.
   ASSERT_OK_AND_ASSIGN(const Buffer seven, client.Allocate(1000, 0, 7));
   ASSERT_OK_AND_ASSIGN(const Buffer zero, client.Allocate(1000));
   EXPECT_NE(zero.segment_id(), segments[7]);
@@ -283,7 +283,7 @@ TEST_F(AllocConfTest, StreamsDoNotShareFreedBlocks) {
   EXPECT_EQ(Refusal(client, 1000, 9).cause, OutOfMemory::Cause::kFragmentation)
       << "nearly all is free, of other streams";
 
-  // By a call of its own, too.
+  // A unary Allocate call keeps streams apart, too.
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
   v1::AllocateRequest request;
   request.set_session_id(client.session_id());
@@ -449,7 +449,7 @@ TEST_F(SnapshotTest, LargeOnesComeInParts) {
   }
   ASSERT_OK_AND_ASSIGN(parts, raw.GetSnapshot(Ref("c"), 0));
   EXPECT_EQ(parts.size(), 3u);
-  std::map<uint64_t, uint64_t> ends;  // segment id -> end of its last block
+  std::map<uint64_t, uint64_t> ends;  // segment id -> end of the segment's last block
   std::map<uint64_t, int> pieces;
   int blocks = 0;
   int events = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attacks below what gRPC's library lets a client do: one user must not take the daemon from the others. What was
-// tried, with figures, is in tests/fault/README.md.
+// Attacks below the level of gRPC's library: one user must not take the daemon from the other users.
+// tests/fault/README.md lists the attacks with figures.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -38,7 +38,7 @@ constexpr char kGetDevices[] = "/vrambroker.v1.Broker/GetDevices";
 
 class AttacksTest : public DaemonTest {
  protected:
-  // A figure of /proc/PID/status: VmRSS now, VmHWM at most so far.
+  // Reads a figure of /proc/PID/status in bytes: VmRSS is the present size, VmHWM the peak.
   uint64_t DaemonMemory(const std::string& figure) const {
     std::ifstream status(absl::StrCat("/proc/", daemon_->pid(), "/status"));
     uint64_t kilobytes = 0;
@@ -51,7 +51,7 @@ class AttacksTest : public DaemonTest {
     return kilobytes << 10;
   }
 
-  // Opens many streams on several connections. Then waits for the daemon to close all of them.
+  // Opens many streams on several connections. Then waits until the daemon has closed all connections.
   void OpenStreams(bool reset) {
     constexpr int kConnections = 4;
     constexpr int kStreams = 20'000;
@@ -72,7 +72,7 @@ class AttacksTest : public DaemonTest {
     for (RawHttp2& connection : connections) EXPECT_TRUE(WaitFor([&] { return connection.Closed(); }));
   }
 
-  // Of the attack, and that others are served during and after it. The attacker is this process.
+  // Checks that the daemon serves other processes during and after the attack. The attacker is this process.
   void ExpectRepelled(bool reset) {
     ASSERT_OK(StartDaemon());
     ASSERT_OK_AND_ASSIGN(ClientProcess honest, ConnectProcess("honest"));
@@ -101,18 +101,19 @@ TEST_F(AttacksTest, StreamsWithoutEndByAClientThatIgnoresTheSettings) {
   ExpectRepelled(/*reset=*/false);
 }
 
-// Each connection stays below the bound and is closed before anybody could look into it.
+// A connection stays below the bound, and closes before the daemon could check the connection.
 TEST_F(AttacksTest, RapidResetInBursts) {
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(ClientProcess honest, ConnectProcess("honest"));
   constexpr int kResets = 900;
-  // 16 processes' worth of them and the daemon would refuse the user.
+  // The daemon would refuse the whole user after the resets of 16 processes.
   int bursts = 0;
   for (bool refused = false; !refused && bursts < 15; ++bursts) {
     ASSERT_OK_AND_ASSIGN(RawHttp2 connection, RawHttp2::Connect(dir()));
     refused = !connection.Greet(/*acknowledge=*/true);
     for (int i = 0; i < kResets && !refused; ++i) refused = !connection.Begin(kGetDevices) || !connection.Reset();
-    // Until the daemon has read all of it: what is closed sooner may never reach gRPC, and costs it nothing.
+    // Waits until the daemon has read the whole burst. A burst on a connection that closes sooner may never reach gRPC,
+    // and costs gRPC nothing.
     if (!refused) refused = !connection.Ping() || !WaitFor([&] { return connection.Closed() || connection.Ponged(); });
     refused = refused || connection.Closed();
     EXPECT_OK(ConnectProcess(absl::StrCat("newcomer", bursts))) << "while a connection closes";
@@ -123,7 +124,7 @@ TEST_F(AttacksTest, RapidResetInBursts) {
   EXPECT_OK(ConnectProcess("newcomer"));
 }
 
-// gRPC gets them one after the other, and all of them are served.
+// The daemon passes the connections to gRPC one after the other, and serves all connections.
 TEST_F(AttacksTest, ConnectionsWithoutEnd) {
   ASSERT_OK(StartDaemon());
   for (int i = 0; i < static_cast<int>(StreamGuard::kConnectsAtOnce) + 100; ++i) {
@@ -134,7 +135,8 @@ TEST_F(AttacksTest, ConnectionsWithoutEnd) {
   }
 }
 
-// Closing one may take as long as its sender wants. ClientSocketTest has what a kernel does that does not refuse them.
+// Closing a received descriptor may take as long as its sender wants. ClientSocketTest covers kernels that do not
+// refuse descriptors.
 TEST_F(AttacksTest, NobodyMaySendDescriptors) {
   ASSERT_OK(StartDaemon());
   for (const auto& [name, type] :
@@ -154,7 +156,7 @@ TEST_F(AttacksTest, NobodyMaySendDescriptors) {
 
 TEST_F(AttacksTest, CompressedMessagesAreNotInflated) {
   ASSERT_OK(StartDaemon());
-  // Within the size that a message may have.
+  // The message is within the allowed size.
   const std::string bomb = GzipOfZeros(60_MiB);
   ASSERT_LT(bomb.size(), 64_KiB);
   const uint64_t before = DaemonMemory("VmHWM");
@@ -181,7 +183,7 @@ TEST_F(AttacksTest, RecordedEventsAreBounded) {
                 "max_recorded_events_per_uid");
   EXPECT_OK(first.Goodbye());
   EXPECT_OK(raw.SetRecording(Ref("second"), 1000));
-  // What a leasing session records is not in the daemon's memory.
+  // Records of a leasing session are not in the daemon's memory.
   ASSERT_OK_AND_ASSIGN(ClientProcess leasing, ConnectProcess("leasing"));
   EXPECT_OK(leasing.Call("record leasing 5000"));
 }
@@ -209,14 +211,14 @@ TEST_F(AttacksTest, TracesAreBounded) {
   EXPECT_EQ(kept("leasing"), 915u);
   EXPECT_STATUS(raw.SetRecording(Ref("remote"), 1001), absl::StatusCode::kResourceExhausted,
                 "max_recorded_events_per_uid");
-  // A client that does not answer.
+  // Stops the leasing client, so that the client does not answer.
   leasing.process().Signal(SIGSTOP);
   holds.erase(holds.begin() + 1, holds.end());
   EXPECT_TRUE(WaitFor([&] { return kept("remote") == 900; }));
   EXPECT_STATUS(raw.HoldRecording(Ref("leasing"), 500), absl::StatusCode::kDeadlineExceeded, "does not answer");
   leasing.process().Signal(SIGCONT);
   EXPECT_TRUE(WaitFor([&] { return kept("leasing") == 100; })) << "it hears of the end later";
-  // The session ends first.
+  // The session ends before its hold.
   EXPECT_OK(remote.Goodbye());
   holds.clear();
   EXPECT_OK(raw.HoldRecording(Ref("leasing"), 500)) << "all have been given back";
@@ -230,11 +232,12 @@ class DescriptorsTest : public AttacksTest {
 
   void Begin(int descriptors) { ASSERT_OK(StartDaemon({.config = "socket_mode: '0666'", .descriptors = descriptors})); }
 
-  // Connections of `uid` to a socket of the daemon. Some may be closed by it already.
+  // Opens `count` connections of `uid` to a socket of the daemon. The daemon may have closed some of the connections
+  // already.
   std::vector<UniqueFd> Occupy(uid_t uid, const std::string& socket_name, int type, int count) const {
     std::vector<UniqueFd> connections;
     const std::string path = absl::StrCat(dir(), "/", socket_name);
-    // A thread may be another user, by a system call that does not tell the others.
+    // The raw system call changes the user of this thread alone.
     std::thread thread([&] {
       EXPECT_EQ(syscall(SYS_setresuid, -1, uid, -1), 0);
       for (int i = 0; i < count; ++i) {
@@ -246,7 +249,7 @@ class DescriptorsTest : public AttacksTest {
     return connections;
   }
 
-  // A process of `uid` gets in, and gets memory, for which it needs both sockets.
+  // Checks that a process of `uid` connects and gets memory. The process needs both sockets for the memory.
   void ExpectServed(uid_t uid) {
     ASSERT_OK_AND_ASSIGN(ClientProcess client, ClientProcess::Start(dir()));
     if (uid != 0) {
@@ -263,7 +266,7 @@ TEST_F(DescriptorsTest, OneUserWithManyConnectionsShutsNobodyOut) {
   const std::vector<UniqueFd> many = Occupy(65534, "vrambroker.sock", SOCK_STREAM, 1500);
   ExpectServed(0);
   ExpectServed(65533);
-  // Users who work together leave places to others, too.
+  // Users who work together leave places to other users, too.
   std::vector<std::vector<UniqueFd>> more;
   for (uid_t uid = 65525; uid < 65533; ++uid) more.push_back(Occupy(uid, "vrambroker.sock", SOCK_STREAM, 200));
   ExpectServed(65533);

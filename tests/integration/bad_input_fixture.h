@@ -12,7 +12,7 @@
 
 namespace vrambroker::testing_support {
 
-// A daemon with a witness: another process that holds memory. Bad input must not change what the witness has.
+// A daemon with a witness: another process that holds memory. Bad input must not change the witness's memory.
 class BadInputTest : public DaemonTest {
  protected:
   void SetUp() override { Begin({}); }
@@ -36,7 +36,7 @@ class BadInputTest : public DaemonTest {
     DaemonTest::TearDown();
   }
 
-  // The daemon serves, and the witness has what it had: in the daemon's books and in its memory.
+  // Checks that the daemon serves, and that the witness still has its memory in the daemon's books and in fact.
   void ExpectUnharmed() {
     ASSERT_TRUE(daemon_->Running());
     ASSERT_OK_AND_ASSIGN(RawClient fresh, RawClient::Connect(dir()));
@@ -44,7 +44,7 @@ class BadInputTest : public DaemonTest {
     EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(Lasting(before_), Lasting(now)))
         << before_.DebugString() << now.DebugString();
     EXPECT_OK(witness_->Call("check 77"));
-    // Sessions and device agree on what is charged.
+    // The sessions and the device agree on the charged bytes.
     EXPECT_TRUE(WaitFor([&] {
       const auto sessions = fresh.ListSessions();
       const auto device = fresh.GetDevice();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What sessions that lease may send wrongly, and what their clients may leave undone.
+// Wrong messages of leasing sessions, and duties that clients of leasing sessions neglect.
 #include <atomic>
 #include <string>
 #include <thread>
@@ -61,7 +61,7 @@ TEST_F(BadInputTest, LeasesAreCheckedAsCallsAndOnTheStream) {
     *message.mutable_return_segments()->mutable_request() = request;
     EXPECT_EQ(on_the_stream(message).error().code(), static_cast<int>(code));
   };
-  // The witness's segments are of a leasing session, too.
+  // Segment ids of another leasing session, the witness, are among the ids.
   for (const uint64_t other : {uint64_t{0}, segment + 1, segment - 1, ~uint64_t{0}}) {
     check_return({other}, 0, StatusCode::kNotFound);
     check_return({segment, other}, 0, StatusCode::kNotFound);
@@ -77,7 +77,7 @@ TEST_F(BadInputTest, LeasesAreCheckedAsCallsAndOnTheStream) {
   explain.mutable_explain();
   EXPECT_EQ(on_the_stream(explain).error().code(), static_cast<int>(StatusCode::kInvalidArgument));
   explain.mutable_explain()->mutable_request()->set_cause(v1::OutOfMemory::CAUSE_LIMIT);
-  // More than a report names.
+  // Sends more entries than a report names.
   v1::OutOfMemory::Holes& holes = *explain.mutable_explain()->mutable_request()->mutable_holes();
   for (int i = 0; i < 4; ++i) holes.add_most_bytes();
   EXPECT_EQ(on_the_stream(explain).error().code(), static_cast<int>(StatusCode::kInvalidArgument));
@@ -144,7 +144,7 @@ TEST_F(BadInputTest, FiguresAndAnswersThatNobodyAskedFor) {
     stat->set_peak(1);
   }
   stream.Send(stats);
-  // The daemon's own account does not depend on what a client says.
+  // The daemon's own account does not depend on the figures of a client.
   EXPECT_TRUE(WaitFor([&] {
     const auto sessions = raw_->ListSessions();
     for (const v1::Session& session : sessions->sessions()) {
@@ -220,11 +220,12 @@ TEST_F(BadInputTest, Resuming) {
     stream.Send(lease);
     ASSERT_TRUE(stream.Receive().has_value());
   }
-  // The stream broke. What the client does not claim to hold comes back; what it never had cannot be claimed.
+  // The stream broke. Segments that the client does not claim come back to the daemon. A client cannot claim a segment
+  // that the client never had.
   EXPECT_TRUE(WaitFor([&] {
     v1::SessionRequest request = LeasingHello("");
     request.mutable_hello()->mutable_resume()->set_token(token);
-    request.mutable_hello()->mutable_resume()->add_segment_ids(1);  // the witness's
+    request.mutable_hello()->mutable_resume()->add_segment_ids(1);  // a segment of the witness
     RawStream stream(*raw_);
     if (!stream.Open(request).ok()) return false;
     EXPECT_EQ(raw_->GetSession(Ref("lessee"))->devices(0).reserved_bytes(), 0u);
@@ -280,7 +281,7 @@ TEST_F(BadInputTest, AResumeListInParts) {
   v1::SessionRequest unknown = first;
   unknown.mutable_hello()->mutable_resume()->set_token(std::string(16, 'x'));
   EXPECT_STATUS(refusal(unknown, {}), StatusCode::kNotFound, "resume.token") << "before the list is whole";
-  // More than a message may have is not read at all.
+  // The daemon does not read a message beyond the allowed size.
   v1::SessionRequest large = first;
   with_ids(large.mutable_hello()->mutable_resume(), 30'000, 1'000'000);
   EXPECT_STATUS(refusal(large, {}), StatusCode::kResourceExhausted, "larger than max");
@@ -299,7 +300,7 @@ TEST_F(BadInputTest, AResumeListInParts) {
     for (const std::unique_ptr<RawStream>& stream : unfinished) stream->Cancel();
     for (std::thread& end : ends) end.join();
   }
-  // Of four segments the client still has three.
+  // The client still has three of four segments.
   part.Clear();
   for (size_t i = 0; i < 3; ++i) part.mutable_resume_more()->add_segment_ids(segments[i]);
   EXPECT_TRUE(WaitFor([&] {
@@ -309,7 +310,7 @@ TEST_F(BadInputTest, AResumeListInParts) {
     const std::optional<v1::SessionResponse> welcome = stream.Receive();
     if (!welcome.has_value()) return false;
     EXPECT_TRUE(welcome->has_welcome());
-    const absl::StatusOr<v1::ListSessionsResponse> sessions = raw_->ListSessions();  // which asks no client
+    const absl::StatusOr<v1::ListSessionsResponse> sessions = raw_->ListSessions();  // the call asks no client
     EXPECT_OK(sessions);
     for (const v1::Session& session : sessions->sessions()) {
       if (session.name() != "lessee") continue;
@@ -325,11 +326,11 @@ TEST_F(BadInputTest, AFloodOfMessagesOnAStream) {
   RawStream stream(*raw_);
   ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
   const int count = kSanitized ? 10000 : 30000;
-  // Answers to nothing: read and dropped.
+  // Answers without a question: the daemon reads and drops the answers.
   v1::SessionRequest closed;
   for (uint64_t i = 0; i < 4; ++i) closed.mutable_segments_closed()->add_segment_ids(i);
   for (int i = 0; i < count; ++i) ASSERT_TRUE(stream.Send(closed)) << i;
-  // Frees of nothing, which are answered, to a client that reads.
+  // Frees of an unknown block: the daemon answers every call, and the client reads the answers.
   std::atomic<int> answered{0};
   std::thread reader([&] {
     for (; answered < count; ++answered) {
@@ -343,7 +344,8 @@ TEST_F(BadInputTest, AFloodOfMessagesOnAStream) {
   for (int i = 0; i < count; ++i) {
     free.mutable_free()->set_call_id(static_cast<uint64_t>(i));
     ASSERT_TRUE(stream.Send(free)) << i;
-    // No further ahead than the daemon queues for a client; one that does not read at all is another test.
+    // The daemon queues a bounded number of answers: the sender stays within that bound. AClientThatNeverReadsItsStream
+    // has a client that does not read at all.
     while (answered < i - 500 && !HasFatalFailure()) std::this_thread::yield();
   }
   reader.join();
@@ -360,7 +362,7 @@ TEST_F(BadInputTest, AClientThatNeverReadsItsStream) {
     id = welcome.session_id();
     v1::SessionRequest allocate;
     allocate.mutable_allocate()->mutable_request()->set_requested_bytes(~uint64_t{0});
-    // Answers of hundreds of bytes each, which nobody takes: the daemon must stop somewhere.
+    // Answers have hundreds of bytes, and nobody takes the answers: the daemon must stop somewhere.
     std::thread writer([&] {
       for (int i = 0; i < 20000 && stream.Send(allocate); ++i) {
       }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whatever a client sends, the daemon answers with a status, stays up, and nobody else's figures change.
+// Bad input of clients: the daemon answers with a status and stays up, and the figures of other sessions do not change.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -33,7 +33,7 @@ namespace {
 
 using absl::StatusCode;
 
-// A socket connected to `path`.
+// Returns a socket that is connected to `path`; empty if the connection fails.
 UniqueFd ConnectTo(const std::string& path, int type) {
   UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
   sockaddr_un address = {};
@@ -76,7 +76,7 @@ TEST_F(BadInputTest, Scopes) {
   EXPECT_STATUS(raw_->Allocate(request), StatusCode::kInvalidArgument, "scope: 65");
   request.mutable_scope()->RemoveLast();
   EXPECT_OK(raw_->Allocate(request));
-  // A client may send any number of them: beyond the bound they are shown as one.
+  // A client may send any number of scopes. The daemon shows all scopes beyond the bound as one scope.
   for (int i = 0; i < 5000; ++i) {
     request.clear_scope();
     v1::MemoryScope* const scope = request.add_scope();
@@ -152,7 +152,7 @@ TEST_F(BadInputTest, FreeTakesAllOrNothing) {
   EXPECT_STATUS(raw_->Free(id, {blocks[0], blocks[1]}), StatusCode::kNotFound, "freed before");
   EXPECT_EQ(held(), 2u);
 
-  // The block of another session of this process is not this session's.
+  // A session cannot free a block of another session of the same process.
   RawStream other(*raw_);
   ASSERT_OK_AND_ASSIGN(const v1::Welcome second, other.Hello());
   EXPECT_STATUS(raw_->Free(second.session_id(), {blocks[0]}), StatusCode::kNotFound, "holds no block");
@@ -207,11 +207,11 @@ TEST_F(BadInputTest, AdminCalls) {
 }
 
 TEST_F(BadInputTest, OversizedAndMalformedMessages) {
-  // Above the 64 KiB that a message may have: refused by gRPC before anything of ours sees it.
+  // gRPC refuses a message above 64 KiB before the daemon's code sees the message.
   EXPECT_EQ(raw_->GetSession(Ref(std::string(70000, 'n'))).status().code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(raw_->Free(1, std::vector<uint64_t>(70000, 1)).code(), StatusCode::kResourceExhausted);
 
-  // Bytes that are no message at all, to every method and to one that does not exist.
+  // Sends bytes that are no message to every method, and to a method and a service that do not exist.
   const std::string garbage = "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x07garbage";
   for (const char* method :
        {"Broker/Allocate",           "Broker/Free",       "Broker/EmptyCache",   "Broker/GetMemoryStats",
@@ -225,7 +225,7 @@ TEST_F(BadInputTest, OversizedAndMalformedMessages) {
     EXPECT_FALSE(absl::IsDeadlineExceeded(answer.status()) || absl::IsUnavailable(answer.status()))
         << method << ": " << answer.status();
   }
-  // On the stream it ends the call: there is no answer.
+  // Garbage on the stream ends the call without an answer.
   EXPECT_FALSE(absl::IsDeadlineExceeded(CallBytes(raw_->channel(), "/vrambroker.v1.Broker/Session", garbage).status()));
 }
 
@@ -267,11 +267,11 @@ TEST_F(BadInputTest, Hellos) {
                 }),
                 StatusCode::kInvalidArgument, "devices: 65 are named");
   EXPECT_STATUS(hello([&](v1::Hello& h) { h.add_devices("99"); }), StatusCode::kNotFound, "devices: no device 99");
-  // None of them left a session behind.
+  // Refused hellos leave no session behind.
   ASSERT_OK_AND_ASSIGN(const v1::ListSessionsResponse sessions, raw_->ListSessions());
   EXPECT_EQ(sessions.sessions_size(), 1);
 
-  // At the edges of what is allowed.
+  // Hellos at the edges of the allowed values succeed.
   RawStream longest(*raw_);
   ASSERT_OK_AND_ASSIGN(const v1::Welcome a, longest.Hello(std::string(63, 'n')));
   EXPECT_EQ(a.name(), std::string(63, 'n'));
@@ -281,7 +281,7 @@ TEST_F(BadInputTest, Hellos) {
   ASSERT_OK_AND_ASSIGN(const v1::Welcome c, unnamed.Hello("", FractionLimit(0)));
   EXPECT_FALSE(c.name().empty());
   EXPECT_EQ(c.devices(0).limit_bytes(), 0u);
-  // A mark that is none is like no mark.
+  // A hello whose mark is no mark is like a hello without a mark.
   for (const uint32_t fd : {0u, 123456u, ~0u}) {
     EXPECT_OK(hello([&](v1::Hello& h) { h.mutable_mark()->set_fd(fd); }));
   }
@@ -348,11 +348,13 @@ TEST_F(BadInputTest, SegmentsClosedUnaskedFreesNothing) {
   ASSERT_OK_AND_ASSIGN(const v1::AllocateResponse cached, raw_->Allocate(welcome.session_id(), 12_MiB));
   ASSERT_OK(raw_->Free(welcome.session_id(), {cached.block_id()}));
   v1::SessionRequest closed;
-  // Its own segments, used and free; the witness's, as its ids are easy to guess; and none at all.
+  // The ids name the session's own segments, used and free, the witness's segments, whose ids are easy to guess, and
+  // segments that do not exist.
   for (uint64_t i = 0; i < 100; ++i) closed.mutable_segments_closed()->add_segment_ids(i);
   closed.mutable_segments_closed()->add_segment_ids(~uint64_t{0});
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(stream.Send(closed));
-  // A call over the same stream is behind them: when it is answered, they have been read.
+  // A call over the same stream follows the messages: an answer to the call means that the daemon has read the
+  // messages.
   v1::SessionRequest marker;
   marker.mutable_free()->set_call_id(7);
   marker.mutable_free()->mutable_request()->add_block_ids(999);
@@ -402,7 +404,7 @@ TEST_F(BadInputTest, CallsOverTheStreamAreCheckedLikeOthers) {
   v1::SessionRequest allocate;
   allocate.mutable_allocate()->set_call_id(~uint64_t{0});
   v1::AllocateRequest& what = *allocate.mutable_allocate()->mutable_request();
-  what.set_session_id(WitnessId());  // ignored on the stream
+  what.set_session_id(WitnessId());  // the daemon ignores the id on the stream
   EXPECT_EQ(ask(allocate).error().code(), static_cast<int>(StatusCode::kInvalidArgument));
   what.set_requested_bytes(~uint64_t{0});
   const v1::CallResult refused = ask(allocate);
@@ -440,19 +442,19 @@ TEST_F(BadInputTest, ManyConnectionsOpenedAndDropped) {
       ASSERT_TRUE(fd.valid()) << i << ": " << std::strerror(errno);
     }
   }
-  // And many open at the same time.
+  // Many connections are open at the same time.
   std::vector<UniqueFd> open;
   for (int i = 0; i < 300; ++i) open.push_back(ConnectTo(dir() + "/vrambroker.sock", SOCK_STREAM));
   ExpectUnharmed();
   open.clear();
-  // Every descriptor is given back.
+  // The daemon gives every descriptor back.
   EXPECT_TRUE(WaitFor([&] {
     const auto entries = std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon_->pid(), "/fd"));
     return std::distance(begin(entries), end(entries)) < 100;
   }));
 }
 
-// What HTTP/2 sends to begin a call: the headers, without the message.
+// Returns the HTTP/2 bytes that begin a call: the headers, without the message.
 std::string BeginningOfCall(const std::string& method) {
   const auto frame = [](char type, char flags, char stream, const std::string& payload) {
     return std::string{0, 0, static_cast<char>(payload.size()), type, flags, 0, 0, 0, stream} + payload;
@@ -479,7 +481,7 @@ TEST_F(BadInputTest, CallsWhoseConnectionVanishedCountAsCancelled) {
     const std::string beginning = BeginningOfCall(absl::StrCat(service, "/", method));
     ASSERT_LT(beginning.size(), 256u);
     EXPECT_TRUE(WaitFor([&, method = method] {
-      // gRPC drops some of them unseen.
+      // gRPC drops some of the calls unseen.
       const UniqueFd stream = ConnectTo(dir() + "/vrambroker.sock", SOCK_STREAM);
       EXPECT_EQ(send(stream.get(), beginning.data(), beginning.size(), MSG_NOSIGNAL),
                 static_cast<ssize_t>(beginning.size()));
@@ -516,7 +518,7 @@ TEST_F(BadInputTest, GarbageOnBothSockets) {
 
 TEST_F(BadInputTest, Tickets) {
   HOST_DEVICE_ONLY();
-  client_internal::DescriptorChannel channel(dir());  // one connection for them all: none of these upsets it
+  client_internal::DescriptorChannel channel(dir());  // all fetches share one connection, which survives bad tickets
   const auto fetch = [&](absl::string_view ticket) { return channel.Fetch(ticket, kPatience); };
   RawStream stream(*raw_);
   ASSERT_OK_AND_ASSIGN(const v1::Welcome welcome, stream.Hello());
@@ -531,11 +533,11 @@ TEST_F(BadInputTest, Tickets) {
   std::string wrong = ticket;
   wrong[15] = static_cast<char>(wrong[15] ^ 1);
   EXPECT_STATUS(fetch(wrong), StatusCode::kUnavailable, "ticket");
-  // Another process cannot use it, and does not use it up.
+  // Another process cannot use the ticket, and does not use up the ticket.
   EXPECT_FALSE(witness_->Call(absl::StrCat("fetch ", absl::BytesToHexString(ticket))).ok());
   EXPECT_OK(fetch(ticket));
   EXPECT_STATUS(fetch(ticket), StatusCode::kUnavailable, "ticket");
-  // A ticket that is not used goes with the session.
+  // An unused ticket ends with its session.
   ASSERT_OK_AND_ASSIGN(const v1::AllocateResponse unused, raw_->Allocate(welcome.session_id(), 12_MiB));
   EXPECT_OK(stream.Goodbye());
   EXPECT_STATUS(fetch(unused.handle().descriptor_ticket()), StatusCode::kUnavailable, "ticket");
@@ -561,7 +563,7 @@ TEST_F(BadInputTest, SilentAndPushyDescriptorConnections) {
 TEST_F(BadInputTest, SessionsPerUser) {
   Begin({.config = "max_sessions_per_uid: 5"});
   std::vector<std::unique_ptr<RawStream>> streams;
-  for (int i = 0; i < 4; ++i) {  // the witness is the fifth
+  for (int i = 0; i < 4; ++i) {  // the witness has the fifth session
     streams.push_back(std::make_unique<RawStream>(*raw_));
     ASSERT_OK(streams.back()->Hello("many"));
   }
@@ -617,7 +619,7 @@ TEST_F(BadInputTest, AnEndlessSessionName) {
   ASSERT_OK(stream.Hello());
   const absl::Status status = raw_->GetSession(Ref(std::string(60000, 'n'))).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << absl::StatusCodeToString(status.code());
-  // The connection is whole, and the stream on it too.
+  // The connection still works, and so does the stream on the connection.
   EXPECT_OK(raw_->ListSessions());
   EXPECT_OK(stream.Goodbye());
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libvrambroker.so, used by programs in C and Python (tests/support/c_client.c and its neighbours).
+// Programs in C and Python that use libvrambroker.so (tests/support/c_client.c and neighbouring files).
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -102,7 +102,7 @@ TEST_F(CApiTest, TorchTakesItsNameAndLimitFromTheEnvironment) {
   ASSERT_OK_AND_ASSIGN(
       const std::unique_ptr<ChildProcess> program,
       ChildProcess::Start({paths::kCClient, "torch"}, {{"VRAMBROKER_SOCKET_DIR", dir()},
-                                                       // By CUDA's ordinals, not the daemon's.
+                                                       // CUDA's ordinals, not the daemon's.
                                                        {"CUDA_VISIBLE_DEVICES", OnSubstitute() ? "1,0" : "0"},
                                                        {"VRAMBROKER_NAME", "torch-job"},
                                                        {"VRAMBROKER_LIMIT", "64MiB"}}));
@@ -120,7 +120,7 @@ TEST_F(CApiTest, TorchTakesItsNameAndLimitFromTheEnvironment) {
   EXPECT_TRUE(WaitFor([&] { return !raw.GetSession(Ref("torch-job")).ok(); }));
 }
 
-// A copy of the library in a folder of its own, with a core beside it.
+// Copies the library into a new folder, with its core beside the library. Returns the path of the library.
 fs::path CopyLibrary() {
   const fs::path dir = fs::canonical(MakeTempDir());
   fs::copy_file(paths::kCCore, dir / "libvrambroker-core.so");
@@ -143,7 +143,7 @@ TEST(CLibraryTest, ItNamesACoreOfAnotherVersionThatIsInUse) {
   EXPECT_TRUE(absl::StrContains(result.out, "let all of the program use the same libvrambroker.so")) << result.out;
 }
 
-// A daemon that does not answer keeps nobody who has given up.
+// A daemon that does not answer does not hold a caller who gives up.
 TEST_F(CApiTest, WaitingIsGivenUp) {
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> program,
                        ChildProcess::Start({paths::kCClient, "give_up"}, {{"VRAMBROKER_SOCKET_DIR", dir()}}));
@@ -169,7 +169,7 @@ TEST(CLibraryTest, TorchWithoutADaemonSaysSoOnce) {
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
 }
 
-// A copy of the library elsewhere, with something or nothing for a core.
+// A copy of the library has a missing core, a wrong core, and then the right core beside it.
 TEST(CLibraryTest, ItNamesAMissingOrWrongCore) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer wants to be loaded first";
   const fs::path dir = fs::canonical(MakeTempDir());
@@ -190,7 +190,7 @@ TEST(CLibraryTest, ItNamesAMissingOrWrongCore) {
   EXPECT_TRUE(absl::StrContains(result.out, "no vrambrokerd")) << result.out << result.err;
 }
 
-// As in an environment of conda's that is a few years old.
+// A conda environment that is a few years old has such a libstdc++.
 TEST(CLibraryTest, ItNamesALibstdcxxThatIsTooOld) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer wants to be loaded first";
   Dl_info info;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What clients hold when the daemon dies, and the next one's limits and capacity.
+// Memory that clients hold when the daemon dies, and the limits and capacity of the next daemon.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -32,7 +32,7 @@ namespace {
 class CarriedOverTest : public DaemonTest {
  protected:
   void SetUp() override { ASSERT_OK(StartDaemon({.capacity = "256MiB"})); }
-  // Killed and started again, and reached by `clients`.
+  // Kills the daemon, starts the daemon again, and waits until `clients` have reached the daemon.
   void Restart(const std::vector<Client*>& clients) {
     daemon_->Kill();
     for (Client* client : clients) {
@@ -43,7 +43,7 @@ class CarriedOverTest : public DaemonTest {
       ASSERT_TRUE(WaitFor([&] { return client->status().ok(); })) << client->status();
     }
   }
-  // Without asking its client.
+  // Returns the session's figures without asking the session's client.
   v1::SessionDevice Session(const std::string& name) { return ListedDevice(dir(), name); }
   v1::Device Device() {
     absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
@@ -70,7 +70,7 @@ TEST_F(CarriedOverTest, LimitsAndCapacityHoldOverRestarts) {
   Fill(b, 4096, 2);
   for (int restart = 0; restart < 3; ++restart) {
     ASSERT_NO_FATAL_FAILURE(Restart({&first, &second}));
-    // Once both have said which of the process's files are theirs.
+    // Clients first tell the daemon which files of the process belong to which client.
     EXPECT_TRUE(WaitFor([&] {
       return Session("first").carried_over_bytes() == 100_MiB && Session("second").carried_over_bytes() == 100_MiB;
     }));
@@ -87,7 +87,7 @@ TEST_F(CarriedOverTest, LimitsAndCapacityHoldOverRestarts) {
     EXPECT_TRUE(Holds(a, 4096, 1));
     EXPECT_TRUE(Holds(b, 4096, 2));
   }
-  // What is freed is free for others.
+  // Freed memory is free for other clients.
   EXPECT_OK(b.Reset());
   EXPECT_OK(second.EmptyCache());
   EXPECT_TRUE(WaitFor([&] { return Device().carried_over_bytes() == 100_MiB; }));
@@ -97,7 +97,7 @@ TEST_F(CarriedOverTest, LimitsAndCapacityHoldOverRestarts) {
   EXPECT_TRUE(Holds(a, 4096, 1));
 }
 
-// The daemon takes some time to see that it is free.
+// The daemon takes some time to see that memory is free.
 TEST_F(CarriedOverTest, WhatIsFreedCanBeHadAgainAtOnce) {
   HOST_DEVICE_ONLY();
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client", Limit(0.5)));
@@ -113,15 +113,15 @@ TEST_F(CarriedOverTest, WhatIsFreedCanBeHadAgainAtOnce) {
     EXPECT_OK(client.EmptyCache());
     ASSERT_OK_AND_ASSIGN(buffer, client.Allocate(100_MiB));
   }
-  // No look helps what is beyond the limit.
+  // A new look at the memory does not help a request beyond the limit.
   EXPECT_EQ(GetOutOfMemory(client.Allocate(140_MiB).status()).value_or(OutOfMemory()).cause,
             OutOfMemory::Cause::kLimit);
 }
 
-// The daemon finds what a client holds and does not declare.
+// The daemon finds memory that a client holds and does not declare.
 TEST_F(CarriedOverTest, AClientThatDoesNotSayIsChargedAllTheSame) {
   HOST_DEVICE_ONLY();
-  placement_ = Placement::kRemote;  // it does not reconnect
+  placement_ = Placement::kRemote;  // a remote client does not reconnect
   ASSERT_OK_AND_ASSIGN(Client old, Connect("old"));
   ASSERT_OK_AND_ASSIGN(Buffer held, old.Allocate(100_MiB));
   daemon_->Kill();
@@ -142,7 +142,7 @@ TEST_F(CarriedOverTest, AClientThatDoesNotSayIsChargedAllTheSame) {
   EXPECT_EQ(Quarantine().holdings_size(), 0);
 }
 
-// The allocator of a remote session is the daemon's, and knows nothing of it.
+// The allocator of a remote session is in the daemon, and does not know carried over memory.
 TEST_F(CarriedOverTest, WhatARemoteSessionCarriesOverIsNeitherAllocatedNorFragmented) {
   HOST_DEVICE_ONLY();
   ASSERT_OK(StartDaemon({.capacity = "256MiB", .http = true}));
@@ -180,13 +180,13 @@ TEST_F(CarriedOverTest, WhatARemoteSessionCarriesOverIsNeitherAllocatedNorFragme
                            "client_idle_bytes"}) {
     EXPECT_EQ(metrics.Value(absl::StrCat("vrambroker_", name)), 0) << name;
   }
-  // Nor does a refusal say that it is unused.
+  // A refusal does not call carried over memory unused, either.
   const std::optional<OutOfMemory> refused = GetOutOfMemory(next.Allocate(200_MiB).status());
   ASSERT_TRUE(refused.has_value());
   EXPECT_EQ(refused->idle_bytes, 0u);
 }
 
-// A client that lies about what it carries over harms nobody else.
+// A client that lies about its carried over memory harms no other client.
 TEST_F(CarriedOverTest, WhatIsOnlySaidIsChargedToWhoSaysItWithinItsLimit) {
   HOST_DEVICE_ONLY();
   ASSERT_OK_AND_ASSIGN(ClientProcess holder, ConnectProcess("holder"));
@@ -217,7 +217,7 @@ TEST_F(CarriedOverTest, WhatIsOnlySaidIsChargedToWhoSaysItWithinItsLimit) {
   EXPECT_STATUS(stream.End(), absl::StatusCode::kInvalidArgument, "carried_over.segments: ");
 }
 
-// Forked children of clients that are gone.
+// Forked children of ended clients hold memory.
 TEST_F(CarriedOverTest, WhatProcessesWithoutASessionHoldIsNamed) {
   HOST_DEVICE_ONLY();
   ASSERT_OK_AND_ASSIGN(ClientProcess parent, ConnectProcess("parent"));
@@ -235,8 +235,8 @@ TEST_F(CarriedOverTest, WhatProcessesWithoutASessionHoldIsNamed) {
   EXPECT_TRUE(WaitFor([&] { return Device().carried_over_bytes() == 0; }));
 }
 
-// As the service runs: a user of its own and two capabilities, which cannot see whose file a client of another user has
-// mapped.
+// The daemon runs as the service does: as a separate user with two capabilities. Such a daemon cannot see the owner of
+// a file that a client of another user has mapped.
 TEST_F(CarriedOverTest, ADaemonOfItsOwnUserCountsWhatClientsOfOthersHold) {
   HOST_DEVICE_ONLY();
   if (geteuid() != 0) GTEST_SKIP() << "only root can become other users";
@@ -257,7 +257,7 @@ exec setpriv --reuid=54322 --regid=54322 --clear-groups --no-new-privs --pdeaths
   ASSERT_OK(StartDaemon({.config = "socket_mode: '0666'", .runner = as_the_service}));
   const auto hold = [&](const char* name, uint64_t bytes) -> absl::StatusOr<ClientProcess> {
     absl::StatusOr<ClientProcess> client = ClientProcess::Start(dir());
-    // Remote: it does not reconnect, and so does not say what it holds.
+    // A remote client does not reconnect, and so does not declare its memory.
     for (const std::string& command :
          {std::string("setuid 54321"), absl::StrCat("connect ", name, " - remote"), absl::StrCat("alloc ", bytes)}) {
       if (!client.ok()) break;
@@ -270,7 +270,7 @@ exec setpriv --reuid=54322 --regid=54322 --clear-groups --no-new-privs --pdeaths
     std::error_code gone;
     EXPECT_FALSE(absl::StrContains(std::filesystem::read_symlink(entry, gone).string(), "vrambroker-segment"));
   }
-  // A daemon that is stopped frees what it has, and clients keep it all the same.
+  // A daemon that stops frees its memory, and clients keep the memory all the same.
   const absl::StatusOr<int> stopped = daemon_->Stop();
   EXPECT_TRUE(stopped.ok() && *stopped == 0);
   ASSERT_OK(daemon_->Restart());
@@ -291,10 +291,10 @@ exec setpriv --reuid=54322 --regid=54322 --clear-groups --no-new-privs --pdeaths
   EXPECT_EQ(Device().carried_over_bytes(), 40_MiB);
 }
 
-// As daemons in containers have it: the same path, and each its own directory.
+// Daemons in containers have the same path, but different directories.
 TEST_F(CarriedOverTest, WhatAnotherDaemonOfTheSamePathHasGivenIsNotOurs) {
   HOST_DEVICE_ONLY();
-  placement_ = Placement::kRemote;  // it does not reconnect
+  placement_ = Placement::kRemote;  // a remote client does not reconnect
   ASSERT_OK_AND_ASSIGN(Client client, Connect("of_the_first"));
   ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(100_MiB));
   daemon_->Kill();
@@ -311,7 +311,7 @@ TEST_F(CarriedOverTest, WhatAnotherDaemonOfTheSamePathHasGivenIsNotOurs) {
   EXPECT_EQ(Device().carried_over_bytes(), 100_MiB);
 }
 
-// On a GPU, where the daemon cannot look for itself, nothing else would ever tell it.
+// A daemon on a GPU cannot look for itself: only the client's messages tell the daemon about freed memory.
 TEST_F(CarriedOverTest, WhatIsFreedIsKnownAlsoWhenTheMessageWasLost) {
   const std::string proxy_dir = MakeTempDir();
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Proxy> proxy, Proxy::Start(proxy_dir, dir()));
@@ -337,10 +337,10 @@ TEST_F(CarriedOverTest, WhatIsFreedIsKnownAlsoWhenTheMessageWasLost) {
   EXPECT_TRUE(Holds(kept, 4096, 1));
 }
 
-// A message names at most 1024 segments that the client holds, or 4096 that it has freed.
+// A message names at most 1024 segments that the client holds, or 4096 segments that the client has freed.
 TEST_F(CarriedOverTest, ManySegmentsAreNamedInSeveralMessages) {
   ASSERT_OK(StartDaemon({.capacity = "16GiB"}));
-  // The daemon may see which files the process holds, but only messages tell its two sessions apart.
+  // The daemon may see which files the process holds, but only messages tell the process's two sessions apart.
   ASSERT_OK_AND_ASSIGN(Client whole, Connect("whole"));
   ASSERT_OK_AND_ASSIGN(Client cached, Connect("cached"));
   std::vector<void*> segments;
@@ -349,7 +349,7 @@ TEST_F(CarriedOverTest, ManySegmentsAreNamedInSeveralMessages) {
     segments.push_back(segment);
   }
   std::vector<Buffer> buffers;
-  for (int i = 0; i < 2 * 4097; ++i) {  // two fill a segment
+  for (int i = 0; i < 2 * 4097; ++i) {  // two buffers fill a segment
     ASSERT_OK_AND_ASSIGN(Buffer buffer, cached.Allocate(1_MiB));
     buffers.push_back(std::move(buffer));
   }
@@ -372,7 +372,8 @@ TEST_F(CarriedOverTest, ManySegmentsAreNamedInSeveralMessages) {
   EXPECT_FALSE(absl::StrContains(daemon_->log(), "session disconnected")) << "no message was too large";
 }
 
-// Else the daemon could lease more than the limits allow, before it knows what the client holds of the run before.
+// The daemon could otherwise lease more than the limits allow, before the daemon knows the client's carried over
+// memory.
 TEST_F(CarriedOverTest, ALeaseDoesNotOvertakeTheListOfIt) {
   const std::string proxy_dir = MakeTempDir();
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Proxy> proxy, Proxy::Start(proxy_dir, dir()));
@@ -403,8 +404,8 @@ TEST_F(CarriedOverTest, ALeaseDoesNotOvertakeTheListOfIt) {
   EXPECT_EQ(proxy->segment_calls(), 3);
 }
 
-// On a GPU, what clients hold is not free when the daemon starts again. The capacity, and with it limits, would shrink
-// each time; here the daemon would not start at all.
+// Memory of clients on a GPU is not free when the daemon starts again. The capacity and the limits would shrink at each
+// start; the daemon of this test would not start at all.
 TEST_F(CarriedOverTest, TheDefaultCapacityStaysWhatItWas) {
   if (!OnSubstitute()) GTEST_SKIP() << "a GPU of known size, and nobody else's";
   const auto free_bytes_saved = [&] {
@@ -436,7 +437,7 @@ TEST_F(CarriedOverTest, TheDefaultCapacityStaysWhatItWas) {
   EXPECT_OK(first.EmptyCache());
   EXPECT_TRUE(WaitFor([&] { return second.Allocate(256_MiB).ok(); }));
   EXPECT_EQ(Device().carried_over_bytes(), 0u);
-  // When the daemon stops and nobody holds anything, the next one takes what is free then.
+  // The daemon stops while no client holds memory: the next daemon then takes the free memory of its own start.
   EXPECT_OK(second.EmptyCache());
   EXPECT_TRUE(WaitFor([&] { return Session("first").reserved_bytes() + Session("second").reserved_bytes() == 0; }));
   ASSERT_OK(daemon_->Stop());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Claims with a real daemon, real processes and their sockets: who is in them, what they may have together, and that
-// they outlive the daemon.
+// Claims with a real daemon, real processes and their sockets: the members of claims, the limits of all members
+// together, and claims that outlive the daemon.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -53,7 +53,7 @@ class ClaimsTest : public VramctlDaemonTest {
   absl::StatusOr<ClientProcess> ConnectIn(const std::string& claim, const std::string& name) {
     return ClientProcess::Connect(DirOf(claim), name);
   }
-  // A process of another user in the claim, not connected yet. REQUIRES: root.
+  // Starts a process of user `uid` in the claim. The process does not connect yet. REQUIRES: root.
   absl::StatusOr<ClientProcess> StartAs(uid_t uid, const std::string& claim) {
     absl::StatusOr<ClientProcess> process = ClientProcess::Start(DirOf(claim));
     if (!process.ok()) return process;
@@ -72,7 +72,7 @@ TEST_F(ClaimsTest, ProcessesOfAClaimShareOneLimit) {
                 "the sessions of claim team already have 40.00 MiB of its limit");
   ASSERT_OK(second.Call(absl::StrCat("alloc ", 24_MiB)));
   EXPECT_EQ(Reserved("team"), 64_MiB);
-  // Outside of it there is the rest.
+  // Processes outside of the claim may have the rest.
   ASSERT_OK_AND_ASSIGN(ClientProcess outside, ConnectProcess("outside"));
   ASSERT_OK(outside.Call(absl::StrCat("alloc ", 192_MiB)));
   const Json shown = Show("team");
@@ -87,9 +87,9 @@ TEST_F(ClaimsTest, ProcessesOfAClaimShareOneLimit) {
   EXPECT_EQ(oom["claim_limit_bytes"], 64_MiB);
 }
 
-// As in a container: the daemon knows it by its socket, and the kernel knows its process.
+// A container has such a namespace: the daemon knows the claim by its socket, and the kernel knows the process.
 TEST_F(ClaimsTest, ItDoesNotMatterWhichPidNamespaceAProcessIsIn) {
-  HOST_DEVICE_ONLY();  // CUDA IPC needs the daemon's
+  HOST_DEVICE_ONLY();  // CUDA IPC needs the daemon's pid namespace
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to make a pid namespace";
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_NO_FATAL_FAILURE(Create("team", {"--limit=64MiB"}));
@@ -154,7 +154,7 @@ TEST_F(ClaimsTest, OnlyItsOwnerCanConnect) {
   EXPECT_OK(owner.Call("fill 3 100000 1"));
   ASSERT_OK_AND_ASSIGN(ClientProcess other, StartAs(kNobody - 1, "team"));
   EXPECT_STATUS(other.Call("connect other -"), StatusCode::kPermissionDenied, "the claim 'team' is for user ");
-  // However it gets there: the daemon looks, too.
+  // The daemon checks the user, too, however a process reaches the socket.
   ASSERT_EQ(chmod(DirOf("team").c_str(), 0755), 0);
   EXPECT_STATUS(other.Call("connect other -"), StatusCode::kPermissionDenied, "uid 65533 may not use the claim 'team'");
   EXPECT_STATUS(other.Call("list"), StatusCode::kPermissionDenied, "uid 65533 may not use the claim 'team'");
@@ -162,7 +162,7 @@ TEST_F(ClaimsTest, OnlyItsOwnerCanConnect) {
   EXPECT_OK(anybody.Call("connect anybody -"));
 }
 
-// A container's root connects as root. It gets no right of root's.
+// A container's root connects as root, but gets no right of root.
 TEST_F(ClaimsTest, NobodyInAClaimSeesOrChangesWhatIsOutsideOfIt) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_NO_FATAL_FAILURE(Create("team", {"--limit=64MiB"}));
@@ -209,7 +209,7 @@ TEST_F(ClaimsTest, NobodyInAClaimSeesOrChangesWhatIsOutsideOfIt) {
                 StatusCode::kPermissionDenied, "may not remove claims");
 }
 
-// Where the rules let nobody in, a claim is the way.
+// A claim lets a user in where the rules let nobody in.
 TEST_F(ClaimsTest, AClaimLetsInWhomThePolicyDoesNot) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   ASSERT_NO_FATAL_FAILURE(Begin({.config = "socket_mode: '0666' rules { name: 'others' rights: NONE }"}));
@@ -231,19 +231,19 @@ TEST_F(ClaimsTest, ARulePutsSessionsIntoAClaim) {
   EXPECT_STATUS(second.Call(absl::StrCat("alloc ", 40_MiB)), StatusCode::kResourceExhausted, "claim batch");
   EXPECT_EQ(Show("batch")["rule"], "batch");
   EXPECT_EQ(Show("batch")["socket_dir"], "");
-  // This user may have a quarter, with all sessions together.
+  // This user may have a quarter of the device, with all of the user's sessions together.
   ASSERT_OK_AND_ASSIGN(ClientProcess mine, ConnectProcess("a"));
   ASSERT_OK_AND_ASSIGN(ClientProcess mine_too, ConnectProcess("b"));
   ASSERT_OK(mine.Call(absl::StrCat("alloc ", 60_MiB)));
   EXPECT_STATUS(mine_too.Call(absl::StrCat("alloc ", 6_MiB)), StatusCode::kResourceExhausted,
                 absl::StrCat("claim uid:", geteuid()));
   EXPECT_EQ(CtlJson({"policy", "explain"})["claim"], absl::StrCat("uid:", geteuid()));
-  // What the policy makes is changed there.
+  // The policy alone changes a claim that the policy makes.
   const RunResult change = Ctl({"claim", "set", "batch", "--limit=128MiB"});
   EXPECT_EQ(change.exit_code, 1);
   EXPECT_TRUE(absl::StrContains(change.err, "is made by the policy's rule batch")) << change.err;
   EXPECT_EQ(Ctl({"claim", "rm", "batch"}).exit_code, 1);
-  // It goes with its last session, and one that an operator has created has its own limit.
+  // The rule's claim ends with its last session. A claim that an operator creates has the operator's limit.
   ASSERT_OK(first.Call("goodbye"));
   ASSERT_OK(second.Call("goodbye"));
   EXPECT_TRUE(WaitFor([&] { return !IsThere("batch"); }));
@@ -263,11 +263,11 @@ TEST_F(ClaimsTest, AKilledDaemonComesBackWithTheSameClaimsOnTheSamePaths) {
   ASSERT_OK_AND_ASSIGN(ClientProcess holder, ConnectIn("team", "holder"));
   ASSERT_OK(holder.Call(absl::StrCat("alloc ", 40_MiB)));
   ASSERT_OK(holder.Call("write 0 7"));
-  std::filesystem::create_directories(DirOf("left"));  // of a claim that was not saved
+  std::filesystem::create_directories(DirOf("left"));  // the directory of a claim that was not saved
 
   daemon_->Kill();
   ASSERT_OK(daemon_->Restart());
-  // At once: the daemon answers nobody before it has them.
+  // The claims are there at once: the daemon answers nobody before it has the claims.
   const Json team = Show("team");
   EXPECT_EQ(team["devices"][0]["limit_bytes"], 64_MiB);
   EXPECT_EQ(team["devices"][0]["guarantee_bytes"], 16_MiB);
@@ -285,7 +285,7 @@ TEST_F(ClaimsTest, AKilledDaemonComesBackWithTheSameClaimsOnTheSamePaths) {
   EXPECT_OK(sibling.Call(absl::StrCat("alloc ", 24_MiB)));
 }
 
-// The room that a client takes that has not come back yet is nobody else's.
+// Memory of a client that has not come back yet is not free for other clients.
 TEST_F(ClaimsTest, AfterAKillNobodyGetsWhatAnEarlierClientHoldsHoweverLateItComesBack) {
   HOST_DEVICE_ONLY();  // a GPU's driver does not tell who holds its memory
   ASSERT_NO_FATAL_FAILURE(Begin());
@@ -304,7 +304,7 @@ TEST_F(ClaimsTest, AfterAKillNobodyGetsWhatAnEarlierClientHoldsHoweverLateItCome
   EXPECT_EQ(Reserved("team"), 64_MiB);
 }
 
-// Nor if it is the policy that makes the claim, which is there only when one of its clients has come back.
+// The claim of a rule keeps the memory, too, although the claim exists only when one of its clients has come back.
 TEST_F(ClaimsTest, AfterAKillNobodyGetsWhatAnEarlierClientOfARulesClaimHolds) {
   HOST_DEVICE_ONLY();
   ASSERT_NO_FATAL_FAILURE(Begin({.config = "rules { claim_per: USER claim_limit { bytes: '64MiB' } "
@@ -320,7 +320,7 @@ TEST_F(ClaimsTest, AfterAKillNobodyGetsWhatAnEarlierClientOfARulesClaimHolds) {
   EXPECT_EQ(Show(claim)["devices"][0]["guarantee_bytes"], 48_MiB);
   EXPECT_STATUS(sibling.Call(absl::StrCat("alloc ", 40_MiB)), StatusCode::kResourceExhausted, "claim " + claim);
   ASSERT_OK(sibling.Call(absl::StrCat("alloc ", 24_MiB)));
-  // It is not gone while somebody holds something of it.
+  // The claim stays while a process holds memory of the claim.
   ASSERT_OK(sibling.Call("goodbye"));
   EXPECT_TRUE(WaitFor([&] { return Reserved(claim) == 40_MiB; }));
   holder.process().Signal(SIGCONT);
@@ -328,7 +328,7 @@ TEST_F(ClaimsTest, AfterAKillNobodyGetsWhatAnEarlierClientOfARulesClaimHolds) {
   EXPECT_EQ(Reserved(claim), 40_MiB);
 }
 
-// What only a child has of a member that has ended stays the claim's: that is in quarantine.
+// Memory that only the child of an ended member holds is in quarantine, and stays charged to the claim.
 TEST_F(ClaimsTest, AfterAKillWhatAnEndedMembersChildHoldsStaysTheClaims) {
   HOST_DEVICE_ONLY();
   ASSERT_NO_FATAL_FAILURE(Begin());
@@ -347,7 +347,7 @@ TEST_F(ClaimsTest, AfterAKillWhatAnEndedMembersChildHoldsStaysTheClaims) {
   EXPECT_EQ(Reserved("team"), 40_MiB);
 }
 
-// Who was in a claim of the policy once is not in an operator's later one of the name.
+// A former member of a policy's claim is not a member of an operator's later claim of the same name.
 TEST_F(ClaimsTest, AfterAKillNobodyIsChargedToALaterClaimOfTheSameName) {
   HOST_DEVICE_ONLY();
   ASSERT_NO_FATAL_FAILURE(Begin({.config = "rules { session_name: 'batch*' claim: 'batch' }"}));
@@ -365,7 +365,7 @@ TEST_F(ClaimsTest, AfterAKillNobodyIsChargedToALaterClaimOfTheSameName) {
   holder.process().Signal(SIGCONT);
 }
 
-// A client of a claim that drains is not shut out by a restart.
+// A restart does not shut out a client of a draining claim.
 TEST_F(ClaimsTest, SessionsOfADrainingClaimComeBackToTheNextDaemon) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_NO_FATAL_FAILURE(Create("team", {"--limit=64MiB"}));
@@ -403,7 +403,7 @@ TEST_F(ClaimsTest, AFileThatIsTooLargeIsPutAside) {
   EXPECT_FALSE(IsThere("team"));
 }
 
-// As large as a request may be.
+// The request is as large as a request may be.
 TEST_F(ClaimsTest, ADeviceThatIsNamedOftenIsKeptOnce) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   v1::CreateClaimRequest request;
@@ -416,7 +416,7 @@ TEST_F(ClaimsTest, ADeviceThatIsNamedOftenIsKeptOnce) {
   EXPECT_LT(std::filesystem::file_size(dir() + "/vrambroker.claims"), 1000u);
 }
 
-// So that nothing but what is there already can be written.
+// The directory in the way prevents a new file: the daemon can write only to files that exist already.
 TEST_F(ClaimsTest, ARevocationHoldsAfterARestartWhenItsFileCannotBeReplaced) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_NO_FATAL_FAILURE(Create("team", {}));
@@ -453,7 +453,7 @@ TEST_F(ClaimsTest, RevokingGivesTheMemoryBack) {
   ASSERT_OK(lives.Call(absl::StrCat("alloc ", 40_MiB)));
   ASSERT_OK_AND_ASSIGN(ClientProcess dies, ConnectIn("team", "dies"));
   ASSERT_OK(dies.Call(absl::StrCat("alloc ", 20_MiB)));
-  dies.process().Signal(SIGSTOP);  // it closes nothing
+  dies.process().Signal(SIGSTOP);  // the stopped process closes nothing
   const RunResult late = Ctl({"claim", "rm", "team", "--revoke", "--wait", "--timeout=3"});
   EXPECT_EQ(late.exit_code, 1);
   EXPECT_TRUE(absl::StrContains(late.err, "is still there")) << late.err;
@@ -513,9 +513,9 @@ TEST_F(ClaimsTest, MetricsHaveTheClaim) {
   EXPECT_EQ(page.Value("vrambroker_claim_info", {{"claim", "team"}, {"state", "active"}, {"label_pod", "a-1"}}), 1);
 }
 
-// Eight processes that want half as much again as the claim may have, and are killed at random. They see for themselves
-// that they never hold more together; the daemon's books agree, and are empty at the end. By hand, 1,000 rounds:
-// VRAMBROKER_RACE_ROUNDS=1000.
+// Eight processes want one and a half times the claim's limit, and the test kills processes at random. The processes
+// check that they never hold more than the limit together. The daemon's books agree, and are empty at the end.
+// VRAMBROKER_RACE_ROUNDS=1000 sets 1,000 rounds, for a run by hand.
 TEST_F(ClaimsTest, ARaceForItsLimitNeverExceedsItWhoeverIsKilled) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_NO_FATAL_FAILURE(Create("team", {"--limit=64MiB"}));
@@ -545,7 +545,7 @@ TEST_F(ClaimsTest, ARaceForItsLimitNeverExceedsItWhoeverIsKilled) {
     const int slot = static_cast<int>(random() % kProcesses);
     ASSERT_TRUE(processes[slot]->process().Running()) << "a racer has seen more than the limit";
     processes[slot]->process().Signal(SIGSTOP);
-    counters->held[slot] = 0;  // no more than it holds
+    counters->held[slot] = 0;  // the counter must not exceed the memory that the process holds
     processes[slot]->process().Signal(SIGKILL);
     EXPECT_LE(look().reserved_bytes(), 64_MiB);
     ASSERT_NO_FATAL_FAILURE(start(slot));

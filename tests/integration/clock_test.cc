@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Somebody sets the system's clock: nothing waits for longer, and nothing ends early. This program's clock is that of
-// clock_steps.c, and so is the daemon's.
+// Changes of the system's clock: no wait lasts longer, and no wait ends early. clock_steps.c provides the clock of this
+// program and of the daemon.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -31,7 +31,7 @@ class ClockTest : public DaemonTest {
   }
 
   static void SetClock(const char* steps) { setenv(kSteps, steps, 1); }
-  // A daemon with a clock that is set all the time.
+  // Starts a daemon whose clock is set all the time.
   absl::Status StartDaemonWithSteps(DaemonOptions options, const char* steps = "0,3600,-3600,7") {
     options.environment = {{"LD_PRELOAD", CLOCK_STEPS_LIBRARY}, {kSteps, steps}};
     return StartDaemon(options);
@@ -43,7 +43,7 @@ class ClockTest : public DaemonTest {
     options.connect_timeout = options.call_timeout = kPatience;
     return options;
   }
-  // As the daemon counts it: a client that is asked wakes up.
+  // Returns the bytes as the daemon counts them. A question to the client would wake the client up.
   uint64_t Reserved(const std::string& name) {
     absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
     const absl::StatusOr<v1::ListSessionsResponse> sessions = raw.ok() ? raw->ListSessions() : raw.status();
@@ -106,14 +106,14 @@ TEST_F(ClockTest, AQuestionThatNobodyAnswersEnds) {
   ASSERT_OK(silent.Call("alloc 1000"));
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
   silent.process().Signal(SIGSTOP);
-  for (int i = 0; i < 10; ++i) {  // on several of its clocks
+  for (int i = 0; i < 10; ++i) {  // the rounds meet several steps of the daemon's clock
     EXPECT_STATUS(raw.GetSnapshot(Ref("silent"), 0), absl::StatusCode::kDeadlineExceeded, "does not answer");
   }
   silent.process().Signal(SIGCONT);
 }
 
-// The calls of a stopped client do not end: the daemon cuts them off after a time. Some threads of gRPC
-// would wait for a deadline by the clock that is set here; chaos meets these.
+// The calls of a stopped client do not end: the daemon cuts them off after a time. Some threads of gRPC would wait for
+// a deadline by the clock that is set here; the chaos runs meet such threads.
 TEST_F(ClockTest, TheDaemonStops) {
   for (const char* steps : {"back", "86400"}) {
     ASSERT_OK(StartDaemonWithSteps({}, steps));
@@ -141,7 +141,7 @@ TEST_F(ClockTest, ARequestWaitsForAsLongAsItMay) {
     const std::optional<OutOfMemory> why = GetOutOfMemory(refused);
     ASSERT_TRUE(why.has_value()) << refused;
     EXPECT_GE(took, absl::Milliseconds(600));
-    // In the daemon: less than the client's time until the request is there.
+    // The daemon's wait is shorter than the client's: the request takes time to reach the daemon.
     EXPECT_LE(absl::Milliseconds(why->waited_ms), took);
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The end of a client: no callback comes after it, nothing blocks it, and the daemon hears of it.
+// The end of a client: no callback comes after the end, nothing blocks the end, and the daemon hears of the end.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -30,7 +30,7 @@ namespace {
 
 using client_internal::SessionStream;
 
-// What is waited for would take this long: only a bug waits for it.
+// Calls and connections would take this long: only a bug waits for the timeout.
 constexpr absl::Duration kTooLong = absl::Hours(1);
 
 class ClosingTest : public DaemonTest {
@@ -71,7 +71,7 @@ TEST_F(ClosingTest, NoCallbackComesAfterTheClient) {
   }
   daemon_->Kill();
   ASSERT_OK(daemon_->Restart());
-  // By then its session has been lost, and has said so.
+  // A listed session means that the loss and its report are in the past.
   EXPECT_TRUE(WaitFor([&] { return IsListed("gone"); }));
   EXPECT_EQ(calls, 0);
 }
@@ -117,7 +117,7 @@ TEST_F(ClosingTest, WhoIsToldThatTheStreamIsLostMayDropIt) {
                                  .lost =
                                      [&](const absl::Status&) {
                                        stream->Abort();
-                                       stream = nullptr;  // the last one of its channel, too
+                                       stream = nullptr;  // the channel's last stream, too
                                        dropped = true;
                                      }});
   ASSERT_OK(stream->WaitForWelcome(kPatience));
@@ -142,7 +142,7 @@ TEST_F(ClosingTest, AStoppedDaemonHearsOfItLater) {
   }
 }
 
-// Two seconds for each of them would be hours.
+// Two seconds for each buffer would be hours.
 TEST_F(ClosingTest, ManyThingsThatAreGivenBackWaitForASilentDaemonOnce) {
   for (const Placement placement : {Placement::kLeased, Placement::kRemote}) {
     ASSERT_OK(StartDaemon());
@@ -191,19 +191,19 @@ TEST_F(ClosingTest, ASnapshotThatIsNotTakenDoesNotHoldItUp) {
     buffers.push_back(std::move(buffer));
   }
   proxy->Stall();
-  // More than sockets hold: the client waits for room.
+  // The snapshot is larger than sockets hold: the client waits for room.
   EXPECT_STATUS(raw.GetSnapshot(Ref("asked"), 0), absl::StatusCode::kDeadlineExceeded, "");
 }
 
 TEST_F(ClosingTest, AConnectionThatIsNotAcceptedDoesNotHoldItUp) {
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(Options("reconnecting")));
-  // Comes back stopped: it takes connections, and answers none.
+  // The daemon comes back stopped: connections succeed, and get no answer.
   daemon_->Kill();
   ASSERT_TRUE(WaitFor([&] { return !client.status().ok(); }));
   ASSERT_OK(daemon_->Restart());
   daemon_->process().Signal(SIGSTOP);
-  absl::SleepFor(absl::Milliseconds(200));  // for the client to try; nothing depends on it
+  absl::SleepFor(absl::Milliseconds(200));  // gives the client time to try; no check depends on the time
   { const Client gone = std::move(client); }
   daemon_->process().Signal(SIGCONT);
 }
@@ -223,17 +223,17 @@ TEST_F(ClosingTest, NoTimeoutMeansNone) {
       ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
       EXPECT_OK(client.Allocate(30_MiB)) << never;
       EXPECT_OK(client.GetMemoryStats()) << never;
-      absl::SleepFor(absl::Milliseconds(50));  // for a keeper that would take the decay for one that has passed
+      absl::SleepFor(absl::Milliseconds(50));  // gives a keeper time that would take the decay for past
       ASSERT_OK_AND_ASSIGN(const uint64_t cached, client.EmptyCache());
       EXPECT_EQ(cached, 30_MiB) << never;
     }
   }
 }
 
-// ---- Coming back with much ----
+// ---- Resumption with many segments ----
 
-// More than one message of the protocol may name; on CUDA, where they need no descriptors, more than one can carry
-// (under a sanitizer that many take minutes).
+// The session has more segments than one message of the protocol may name. CUDA needs no descriptors for segments, so
+// the session has more segments there than one message can carry. Under a sanitizer, that many segments take minutes.
 TEST_F(ClosingTest, ASessionOfManySegmentsIsResumed) {
   const int count = OnCuda() && !kSanitized ? 28'000 : 5'000;
   ASSERT_OK(StartDaemon({.capacity = "64GiB", .config = "max_calls_per_second_per_uid: 1000000"}));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The command lines of vramctl and vrambrokerd: help, wrong use, what is said to people, completion.
+// The command lines of vramctl and vrambrokerd: help, wrong use, messages to people, completion.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -143,7 +143,7 @@ TEST(WrongUseTest, IsSaidAndChangesNothing) {
            {{"claim", "creat", "a"}, "claim: no command 'creat'; did you mean create?"},
            {{"hold", "1MiB", "--limt=0.5"}, "unknown option --limt; did you mean --limit?"},
            {{"version", "--foo"},
-            "unknown option --foo; see vramctl version --help"},  // not an option of another command
+            "unknown option --foo; see vramctl version --help"},  // no command has an option --foo
            {{"hold", "1MiB", "--limt", "0.5"}, "unknown option --limt; did you mean --limit?"},
            {{"status", "--pid", "3"}, "status takes no --pid (policy explain does); see vramctl status --help"},
            {{"status", "--limit", "0.5"},
@@ -207,7 +207,7 @@ TEST_F(CommandLineTest, WhatTheDaemonRefusesIsNoWrongUse) {
     const RunResult result = Ctl(arguments);
     EXPECT_EQ(result.exit_code, 1) << result.err;
     EXPECT_EQ(result.out, "");
-    // The codes of gRPC are for programs.
+    // gRPC's codes are for programs, not for people.
     for (const char* code : {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "OUT_OF_RANGE"}) {
       EXPECT_THAT(result.err, Not(HasSubstr(code)));
     }
@@ -251,7 +251,7 @@ TEST_F(CommandLineTest, OptionsStandAnywhereWithDashesOrUnderscores) {
                               {"--socket-dir=/nowhere", "sessions", "--socket-dir", dir()}}) {
     EXPECT_EQ(Vramctl(arguments).exit_code, 0) << ::testing::PrintToString(arguments);
   }
-  // What follows = is the value, whatever it is.
+  // Text after = is the value, whatever the text is.
   EXPECT_EQ(CtlJson({"policy", "explain", "--name=--all"})["name"], "--all");
   EXPECT_THAT(Vramctl({"--socket-dir=", "status"}).err, HasSubstr("/vrambroker.sock"));
   EXPECT_THAT(Vramctl({"--timeout=", "status"}).err, HasSubstr("--timeout:  is not a number"));
@@ -272,7 +272,7 @@ TEST_F(CommandLineTest, ASilentDaemonIsWaitedForAloudAndAsLongAsWanted) {
   daemon_->process().Signal(SIGCONT);
   EXPECT_EQ(status->Wait().value_or(-1), 0) << status->ErrorText();
 
-  // Longer than the silence before the notice: for scripts there is none.
+  // The timeout is longer than the silence before the notice. Scripts get no notice.
   daemon_->process().Signal(SIGSTOP);
   const RunResult json = Ctl({"status", "--timeout=3.5", "--format=json"});
   daemon_->process().Signal(SIGCONT);
@@ -374,7 +374,7 @@ TEST_F(CommandLineTest, SessionsFitInAHundredColumns) {
   for (const char* heading : {" AGE ", " GUARANTEE "}) EXPECT_THAT(text, HasSubstr(heading));
   EXPECT_THAT(text, Not(HasSubstr("WAITS FOR"))) << "nobody waits";
   std::string wide;
-  EXPECT_TRUE(WaitFor([&] {  // the command is read by and by
+  EXPECT_TRUE(WaitFor([&] {  // the daemon reads the command's name some time later
     wide = RunProgram({"/usr/bin/env", "COLUMNS=200", VramctlProgram(), "sessions", "--socket_dir=" + dir()}).out;
     return StrContains(wide, " command_line_test ");
   })) << wide;
@@ -414,7 +414,7 @@ TEST_F(CommandLineTest, Completes) {
   EXPECT_THAT(complete({"trim", "--socket_dir=/nowhere", "t"}), ElementsAre());
 }
 
-// The scripts in real shells, as a user's keys call them.
+// Runs the scripts in real shells, as a user's keys do.
 TEST_F(CommandLineTest, TheShellsComplete) {
   ASSERT_OK_AND_ASSIGN(Client trainer, Connect("trainer"));
   const std::string folder = absl::StrCat(paths::kSourceDir, "/client/vramctl/");
@@ -443,7 +443,7 @@ TEST_F(CommandLineTest, TheShellsComplete) {
   EXPECT_EQ(in_zsh.out, "trainer\n") << in_zsh.err;
 }
 
-// What follows -- is another program's command line.
+// Words after -- are another program's command line.
 TEST(CompletionTest, OfWhatIsRunIsItsOwn) {
   const std::string folder = absl::StrCat(paths::kSourceDir, "/client/vramctl/");
   const std::string bash =
@@ -474,7 +474,7 @@ TEST(CompletionTest, OfWhatIsRunIsItsOwn) {
 
 // ---- The daemon ----
 
-// A daemon that is started with `arguments`, and stops at the end.
+// Starts a daemon with `arguments`. The daemon ends with the returned process.
 absl::StatusOr<std::unique_ptr<ChildProcess>> StartWith(Arguments arguments) {
   arguments.insert(arguments.begin(), {DaemonProgram(), "--device=host", "--socket-dir=" + MakeTempDir()});
   absl::StatusOr<std::unique_ptr<ChildProcess>> daemon = ChildProcess::Start(arguments);

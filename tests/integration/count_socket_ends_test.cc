@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Programs that have the daemon count their memory: what becomes of the count when their connection, they themselves
-// or the daemon end, and begin anew.
+// Programs that have the daemon count their memory: the count after the end and the new beginning of a connection, a
+// program or the daemon.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -27,7 +27,7 @@ namespace {
 using absl::StatusCode;
 using ::testing::HasSubstr;
 
-// A session of this process that is charged 100 MiB, and whose connection is lost.
+// Opens a session of this process, charges the session 100 MiB, and closes the connection.
 absl::StatusOr<CountClient> OpenLost(const std::string& socket_dir) {
   absl::StatusOr<CountClient> client = CountClient::Open(socket_dir, CountHello("client"));
   if (!client.ok()) return client;
@@ -61,7 +61,7 @@ TEST_F(CountSocketTest, AClientThatLostItsConnectionGoesOnAsItWas) {
   EXPECT_STATUS(again.Hold(2_MiB), StatusCode::kFailedPrecondition, "");
   EXPECT_TRUE(IsCharged(200_MiB));
   EXPECT_THAT(daemon_->process().ErrorText(), HasSubstr("session resumed"));
-  // When the daemon next looks for lost connections it does not take it for lost again.
+  // The daemon does not take the session for lost again at its next look for lost connections.
   ASSERT_OK_AND_ASSIGN(ClientProcess other, OpenProcess("other"));
   ASSERT_OK(other.Call("count_close"));
   Json sessions;
@@ -116,10 +116,10 @@ TEST_F(CountSocketTest, WhatALostConnectionHadBegunChargesNothingMore) {
   EXPECT_TRUE(IsCharged(10_MiB));
 }
 
-// The daemon hears of the next connection before it hears that the last one has ended.
+// The daemon hears of the next connection before it hears that the last connection has ended.
 class CountSocketOvertakenTest : public CountSocketTest {
  protected:
-  // The client goes on with another connection. Returns what it is charged then.
+  // Continues the client's session over another connection. Returns the bytes charged then.
   absl::StatusOr<uint64_t> ChargedAfter(CountClient* lost) {
     absl::StatusOr<CountClient> next = CountClient::Connect(dir());
     if (!next.ok()) return next.status();
@@ -137,7 +137,7 @@ class CountSocketOvertakenTest : public CountSocketTest {
   }
 
  private:
-  // With all of its threads.
+  // Tells whether all of the daemon's threads are stopped.
   bool IsStopped() {
     const std::string process = absl::StrCat(daemon_->process().pid());
     for (const auto& thread : std::filesystem::directory_iterator("/proc/" + process + "/task")) {
@@ -205,7 +205,7 @@ TEST_F(CountSocketTest, OnlyItsOwnProcessGoesOnWithASession) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_OK_AND_ASSIGN(CountClient client, Open("client"));
   ASSERT_OK(client.Charge(100_MiB));
-  // While its connection is there nobody does.
+  // Nobody goes on with a session while the session's connection is there.
   EXPECT_STATUS(CountClient::Open(dir(), CountHelloAgain("again", client.token())), StatusCode::kUnavailable,
                 "has not ended yet");
   ASSERT_OK_AND_ASSIGN(ClientProcess other, ClientProcess::Start(dir()));
@@ -214,7 +214,7 @@ TEST_F(CountSocketTest, OnlyItsOwnProcessGoesOnWithASession) {
   ASSERT_OK(other.Call(absl::StrCat("count_hello other - ", absl::BytesToHexString(bytes))));
   EXPECT_EQ(CtlJson({"sessions"})["sessions"].size(), 2u);
   EXPECT_EQ(client.ChargedBytes(), 100_MiB);
-  // A token that no session has opens a new one.
+  // A token of no session opens a new session.
   client.Close();
   CountToken wrong = token;
   wrong[0] ^= 1;
@@ -230,7 +230,7 @@ TEST_F(CountSocketTest, ASessionThatAnOperatorHasEndedDoesNotGoOn) {
   EXPECT_STATUS(CountClient::Open(dir(), CountHelloAgain("client", lost.token())), StatusCode::kAborted, "operator");
 }
 
-// Without its token: it is another program by now.
+// A hello without the token comes from another program in the process.
 TEST_F(CountSocketTest, ANewHelloOfTheProcessReplacesTheSessionItHasLost) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_OK_AND_ASSIGN(ClientProcess client, OpenProcess("client"));
@@ -240,12 +240,12 @@ TEST_F(CountSocketTest, ANewHelloOfTheProcessReplacesTheSessionItHasLost) {
   ASSERT_OK(client.Call("count_hello again -"));
   EXPECT_TRUE(IsCharged(0));
   EXPECT_OK(client.Call(absl::StrCat("hold ", 100_MiB)));
-  // On a GPU only what was in use when the daemon started can be from before.
+  // Only memory in use at the daemon's start counts as memory from before on a GPU.
   EXPECT_TRUE(IsCharged(OnCuda() ? 0 : 100_MiB));
   EXPECT_EQ(CtlJson({"sessions"})["sessions"].size(), 1u);
 }
 
-// exec() frees what the program had of the driver.
+// exec() frees the program's memory at the driver.
 TEST_F(CountSocketTest, ExecBeginsWithNothing) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_OK_AND_ASSIGN(ClientProcess client, OpenProcess("client"));
@@ -280,7 +280,7 @@ TEST_F(CountSocketTest, AProcessMayChangeItsUser) {
   EXPECT_TRUE(IsCharged(0)) << "not twice";
 }
 
-// The one that it has lost does not stand in the way of the next one.
+// The lost session does not stand in the way of the next session.
 TEST_F(CountSocketTest, ExecByAUserWhoHasAllSessionsThatHeMayHave) {
   ASSERT_NO_FATAL_FAILURE(Begin({.config = "max_sessions_per_uid: 1"}));
   ASSERT_OK_AND_ASSIGN(ClientProcess client, OpenProcess("client"));
@@ -303,7 +303,7 @@ TEST_F(CountSocketTest, AChildIsASessionOfItsOwn) {
   const Json sessions = CtlJson({"claim", "show", "tree"})["sessions"];
   ASSERT_EQ(sessions.size(), 2u);
   EXPECT_NE(sessions[0]["pid"], sessions[1]["pid"]);
-  // The child has the parent's connection, and outlives it.
+  // The child inherits the parent's connection, and outlives the parent.
   parent.process().Signal(SIGKILL);
   EXPECT_TRUE(IsCharged(0));
   EXPECT_TRUE(WaitFor([&] { return CtlJson({"sessions"})["sessions"].size() == 1; }));
@@ -383,7 +383,7 @@ TEST_F(CountSocketTest, TheNextDaemonIsToldWhatIsHeld) {
     EXPECT_STATUS(first.Call(absl::StrCat("charge ", 30_MiB)), StatusCode::kResourceExhausted, "");
     EXPECT_STATUS(second.Call(absl::StrCat("charge ", 60_MiB)), StatusCode::kResourceExhausted, "");
     EXPECT_OK(first.Call(absl::StrCat("charge ", 28_MiB)));
-    EXPECT_OK(first.Call(absl::StrCat("uncharge ", 60_MiB)));  // of what it was charged here, and of what it held
+    EXPECT_OK(first.Call(absl::StrCat("uncharge ", 60_MiB)));  // memory charged in this run, and memory held before
     EXPECT_TRUE(IsCharged(168_MiB));
     EXPECT_OK(first.Call(absl::StrCat("charge ", 32_MiB)));
     EXPECT_TRUE(IsCharged(200_MiB));

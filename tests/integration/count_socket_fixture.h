@@ -17,14 +17,14 @@
 
 namespace vrambroker::testing_support {
 
-// A daemon with 256 MiB, and programs that keep their own memory and have it counted.
+// A daemon with 256 MiB, and programs that keep their own memory and have the daemon count the memory.
 class CountSocketTest : public VramctlDaemonTest {
  protected:
   void Begin(const DaemonOptions& options = {}) {
     ASSERT_OK(StartDaemon(options));
     ASSERT_NO_FATAL_FAILURE(Look());
   }
-  // After each start of the daemon.
+  // Connects raw_ anew. Call Look() after each start of the daemon.
   void Look() {
     ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
     raw_.emplace(std::move(raw));
@@ -38,7 +38,7 @@ class CountSocketTest : public VramctlDaemonTest {
   absl::StatusOr<CountClient> Open(const std::string& name, uint64_t limit_bytes) {
     return CountClient::Open(dir(), CountHello(name, limit_bytes));
   }
-  // Another process with a counted session.
+  // Starts another process with a counted session.
   absl::StatusOr<ClientProcess> OpenProcess(const std::string& name, const std::string& limit = "-") {
     absl::StatusOr<ClientProcess> process = ClientProcess::Start(dir());
     if (!process.ok()) return process;
@@ -47,7 +47,7 @@ class CountSocketTest : public VramctlDaemonTest {
   }
 
   uint64_t Reserved(const std::string& name) { return ListedDevice(dir(), name).reserved_bytes(); }
-  // Of all sessions.
+  // Returns the reserved bytes of all sessions.
   uint64_t SumOfSessions() {
     const absl::StatusOr<v1::ListSessionsResponse> sessions = raw_->ListSessions();
     if (!sessions.ok()) return ~uint64_t{0};
@@ -55,18 +55,18 @@ class CountSocketTest : public VramctlDaemonTest {
     for (const v1::Session& session : sessions->sessions()) sum += session.devices(0).reserved_bytes();
     return sum;
   }
-  // The device's books: what its sessions are charged.
+  // Returns the bytes that the device's books charge to sessions.
   uint64_t OnDevice() {
     const absl::StatusOr<v1::Device> device = raw_->GetDevice();
     return device.ok() ? device->reserved_bytes() - device->idle_bytes() : ~uint64_t{0};
   }
-  // The sessions and the device agree that so much is charged, now or soon.
+  // Checks that the sessions and the device agree on `bytes` as charged, now or soon.
   ::testing::AssertionResult IsCharged(uint64_t bytes) {
     if (WaitFor([&] { return SumOfSessions() == bytes && OnDevice() == bytes; })) return ::testing::AssertionSuccess();
     return ::testing::AssertionFailure() << "the sessions have " << SumOfSessions() << ", the device counts "
                                          << OnDevice() << ", expected " << bytes;
   }
-  // Requests, of all sessions.
+  // Returns the number of waiting requests of all sessions; -1 if the call fails.
   int Waiting() {
     const absl::StatusOr<v1::ListSessionsResponse> sessions = raw_->ListSessions();
     if (!sessions.ok()) return -1;

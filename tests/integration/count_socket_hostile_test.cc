@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The count socket and clients that mean harm, or are broken: whatever they send, others keep what they have and are
-// served, and afterwards the sessions and the device agree on what is charged.
+// The count socket and clients that mean harm, or are broken. Well-behaved clients keep their memory and are served,
+// whatever bad clients send. Afterwards the sessions and the device agree on the charged bytes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -35,7 +35,7 @@ namespace {
 using ::absl::StatusCode;
 using ::testing::HasSubstr;
 
-// A witness holds memory, and has it in the end.
+// A witness holds memory before and after each test.
 class CountSocketHostileTest : public CountSocketTest {
  protected:
   void Begin(const DaemonOptions& options = {}) {
@@ -47,7 +47,7 @@ class CountSocketHostileTest : public CountSocketTest {
     witness_.emplace(*std::move(witness));
   }
   void TearDown() override {
-    if (daemon_ == nullptr) return;  // skipped
+    if (daemon_ == nullptr) return;  // the test was skipped
     if (!HasFatalFailure()) ExpectUnharmed();
     witness_.reset();
     CountSocketTest::TearDown();
@@ -226,7 +226,7 @@ TEST_F(CountSocketHostileTest, HoldOfMoreThanCanBeTrue) {
   EXPECT_OK(greedy.Uncharge(rest.charged_bytes));
 }
 
-// ---- Who may ----
+// ---- Access rights ----
 
 TEST_F(CountSocketHostileTest, OnlyTheSessionsOwnProcessWithItsToken) {
   ASSERT_NO_FATAL_FAILURE(Begin({.config = "socket_mode: '0666'"}));
@@ -242,7 +242,7 @@ TEST_F(CountSocketHostileTest, OnlyTheSessionsOwnProcessWithItsToken) {
   for (const CountToken& guess : {others, wrong, CountToken{}}) {
     EXPECT_STATUS(CountClient::Open(dir(), CountJoin(guess)), StatusCode::kNotFound, "token");
   }
-  // Other processes, of the same user and of another one.
+  // Processes of the same user and of another user know the right token.
   const std::string right(client.token().begin(), client.token().end());
   EXPECT_STATUS(witness_->Call(absl::StrCat("count_join ", absl::BytesToHexString(right))), StatusCode::kNotFound,
                 "token");
@@ -302,7 +302,7 @@ TEST_F(CountSocketHostileTest, ASecondPacketBeforeTheAnswerIsReadEndsTheConnecti
   EXPECT_TRUE(WaitFor([&] { return client.HasEnded(); }));
   EXPECT_TRUE(WaitFor([&] { return StateOf("client") == "SESSION_STATE_DISCONNECTED"; })) << StateOf("client");
   EXPECT_LE(Reserved("client"), 2_MiB);
-  // The same while the first call is under way.
+  // A second packet while the first call is under way ends the connection, too.
   ASSERT_OK_AND_ASSIGN(CountClient next, Open("next"));
   ASSERT_OK_AND_ASSIGN(CountClient joined, next.Join());
   ASSERT_OK(next.Charge(40_MiB));
@@ -314,7 +314,7 @@ TEST_F(CountSocketHostileTest, ASecondPacketBeforeTheAnswerIsReadEndsTheConnecti
   EXPECT_OK(next.Uncharge(40_MiB));
 }
 
-// Nor does it make the daemon keep what it sends.
+// A client that never reads does not make the daemon keep the client's packets.
 TEST_F(CountSocketHostileTest, AnswersThatAreNeverRead) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   for (int i = 0; i < 20; ++i) {
@@ -328,12 +328,12 @@ TEST_F(CountSocketHostileTest, AnswersThatAreNeverRead) {
   ExpectUnharmed();
 }
 
-// Processes that are killed with a call under way, or an answer unread.
+// The test kills processes with a call under way, or with an answer unread.
 TEST_F(CountSocketHostileTest, ClientsThatDieBetweenRequestAndAnswer) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_OK_AND_ASSIGN(CountClient holder, Open("holder"));
   for (int i = 0; i < 60; ++i) {
-    ASSERT_TRUE(IsCharged(kOfWitness));  // what the last one may have got before it was gone has come back
+    ASSERT_TRUE(IsCharged(kOfWitness));  // memory that the last victim may have got has come back
     ASSERT_OK(holder.Charge(200_MiB));
     ASSERT_OK_AND_ASSIGN(ClientProcess victim, OpenProcess("victim"));
     const char* const calls[] = {"charge ", "wait ", "hold "};
@@ -352,15 +352,15 @@ TEST_F(CountSocketHostileTest, ConnectionsThatBreakRightAfterHello) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   for (int i = 0; i < 300; ++i) {
     ASSERT_OK_AND_ASSIGN(CountClient client, CountClient::Connect(dir()));
-    if (i % 2 == 0) {  // the second one
+    if (i % 2 == 0) {  // the next hello is the second hello
       EXPECT_STATUS(Say(client, CountHello("\xff")), StatusCode::kInvalidArgument, "name");
     }
     ASSERT_TRUE(client.Send(i % 3 == 0 ? CountHello("\xff") : CountHello("gone")));
   }
-  // A hello replaces those that are lost.
+  // A hello replaces lost sessions of the process.
   EXPECT_TRUE(WaitFor([&] {
     const absl::StatusOr<CountClient> last = Open("last");
-    return last.ok() && raw_->ListSessions()->sessions_size() == 2;  // the witness, and this one
+    return last.ok() && raw_->ListSessions()->sessions_size() == 2;  // the witness, and "last"
   }));
 }
 
@@ -380,15 +380,15 @@ TEST_F(CountSocketHostileTest, ConnectionsThatBreakAtAnyMoment) {
   EXPECT_TRUE(WaitFor([&] { return keeper.ChargedBytes() == 0; })) << keeper.ChargedBytes();
 }
 
-// ---- Many ----
+// ---- Large numbers ----
 
-// A client that is told that there is no room hears why, also when it has said HELLO already.
+// A client that finds no room hears the reason, even after its HELLO.
 TEST_F(CountSocketHostileTest, ThousandsOfConnections) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to become other users";
   ASSERT_NO_FATAL_FAILURE(Begin({.config = "socket_mode: '0666'", .descriptors = 1024}));
   std::vector<CountClient> open;
   int refused = 0;
-  // A thread may be another user, by a system call that does not tell the others.
+  // The raw system call changes the user of this thread alone.
   std::thread attacker([&] {
     EXPECT_EQ(syscall(SYS_setresuid, -1, 54321, -1), 0);
     for (int i = 0; i < 3000; ++i) {
@@ -409,7 +409,7 @@ TEST_F(CountSocketHostileTest, ThousandsOfConnections) {
   });
   attacker.join();
   EXPECT_GT(refused, 2800);
-  // Others find room.
+  // Users other than the attacker find room.
   for (const uid_t uid : {54322, 54323, 0}) {
     ASSERT_OK_AND_ASSIGN(ClientProcess other, ClientProcess::Start(dir()));
     if (uid != 0) {
@@ -438,7 +438,7 @@ TEST_F(CountSocketHostileTest, ConnectionsThatSayNothingAreDropped) {
   EXPECT_OK(joined.Uncharge(2_MiB));
 }
 
-TEST_F(CountSocketTest, CallsTooOften) {  // without a witness, whose calls would be too many
+TEST_F(CountSocketTest, CallsTooOften) {  // calls of a witness would be too many
   ASSERT_NO_FATAL_FAILURE(Begin({.config = "max_calls_per_second_per_uid: 20 socket_mode: '0666'"}));
   ASSERT_OK_AND_ASSIGN(CountClient client, Open("often"));
   ASSERT_OK_AND_ASSIGN(CountClient joined, client.Join());
@@ -446,7 +446,7 @@ TEST_F(CountSocketTest, CallsTooOften) {  // without a witness, whose calls woul
   const auto is_too_often = [](const absl::Status& status) {
     return absl::IsUnavailable(status) && absl::StrContains(status.message(), "max_calls_per_second_per_uid");
   };
-  // Not with WaitFor(), which leaves time between its looks.
+  // WaitFor() would leave too much time between its looks.
   const auto soon = [](const auto& condition) {
     for (int i = 0; i < 10'000; ++i) {
       if (condition()) return true;
@@ -462,7 +462,7 @@ TEST_F(CountSocketTest, CallsTooOften) {  // without a witness, whose calls woul
   for (const CountRequest& first : {CountHello("x"), CountJoin(client.token())}) {
     EXPECT_TRUE(soon([&] { return is_too_often(CountClient::Open(dir(), first).status()); }));
   }
-  // What is given back is taken at any rate.
+  // The daemon takes memory back at any rate of calls.
   EXPECT_TRUE(soon([&] { return is_too_often(client.Info().status()); }));
   for (int i = 0; i < 100; ++i) EXPECT_OK(client.Uncharge(2_MiB));
   EXPECT_TRUE(is_too_often(client.Info().status())) << "and it owes these calls";
@@ -483,7 +483,7 @@ TEST_F(CountSocketTest, CallsTooOften) {  // without a witness, whose calls woul
 TEST_F(CountSocketHostileTest, SessionsAndWaitingOfOneUser) {
   ASSERT_NO_FATAL_FAILURE(Begin({.config = "max_sessions_per_uid: 4 max_waiting_per_uid: 2"}));
   std::vector<CountClient> sessions;
-  for (int i = 0; i < 3; ++i) {  // the witness is the fourth
+  for (int i = 0; i < 3; ++i) {  // the witness has the fourth session
     ASSERT_OK_AND_ASSIGN(CountClient client, Open(absl::StrCat("s", i)));
     sessions.push_back(std::move(client));
   }
@@ -532,7 +532,7 @@ TEST_F(CountSocketHostileTest, AFloodHarmsNobody) {
     EXPECT_OK(witness_->Call(absl::StrCat("uncharge ", 2_MiB)));
   }
   for (std::thread& thread : flooding) thread.join();
-  // What its connections got and never read is charged at most until the next hello of this process.
+  // Memory granted to connections that never read the answer is charged at most until the next hello of this process.
   ASSERT_TRUE(WaitFor([&] { return Open("last").ok(); }));
 }
 

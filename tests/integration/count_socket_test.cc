@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Programs that keep their own memory of the driver and have the daemon count it: what they may have, waiting, what
-// operators see and do. Ends and new beginnings: count_socket_ends_test.cc.
+// Programs that keep their own memory of the driver and have the daemon count the memory: limits, waiting, and the view
+// and calls of operators. count_socket_ends_test.cc covers ends and new beginnings.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ namespace {
 
 using absl::StatusCode;
 
-// ---- What a program may have ----
+// ---- Limits of a program ----
 
 TEST_F(CountSocketTest, ChargesUpToTheLimit) {
   ASSERT_NO_FATAL_FAILURE(Begin());
@@ -71,7 +71,7 @@ TEST_F(CountSocketTest, ASessionIsIdleSinceItsLastCharge) {
   const auto idle_ms = [&] { return raw_->GetSession(Ref("idle"))->idle_ms(); };
   constexpr uint64_t kLongMs = 500;
   ASSERT_TRUE(WaitFor([&] {
-    EXPECT_OK(client.Info().status());  // asks, and uses nothing
+    EXPECT_OK(client.Info().status());  // asks for figures, and uses no memory
     return idle_ms() > kLongMs;
   }));
   EXPECT_TRUE(WaitFor([&] {
@@ -98,7 +98,7 @@ TEST_F(CountSocketTest, EachDeviceHasItsOwnCount) {
   EXPECT_STATUS(client.Charge(2_MiB, 2), StatusCode::kNotFound, "device");
 }
 
-// Devices keep guarantees for those sessions alone that name them.
+// A device keeps guarantees only for sessions that name the device.
 TEST_F(CountSocketTest, ASessionHasNothingOfDevicesThatItDoesNotName) {
   ASSERT_NO_FATAL_FAILURE(
       Begin({.config = "rules { guarantee { fraction: 0.4 } limit { fraction: 1 } }", .devices = 2}));
@@ -199,7 +199,7 @@ TEST_F(CountSocketTest, WaitingEndsByItsTime) {
   ASSERT_OK(other.Call(absl::StrCat("charge ", 200_MiB)));
   ASSERT_OK_AND_ASSIGN(CountClient client, Open("waiting"));
   ASSERT_OK_AND_ASSIGN(CountClient joined, client.Join());
-  for (const uint64_t wait_ms : {uint64_t{0}, uint64_t{50}, ~uint64_t{0}}) {  // the last one for as long as it may
+  for (const uint64_t wait_ms : {uint64_t{0}, uint64_t{50}, ~uint64_t{0}}) {  // the last wait lasts max_wait
     ASSERT_OK_AND_ASSIGN(const CountAnswer refused, joined.Call(CountWait(0, 100_MiB, wait_ms)));
     EXPECT_STATUS(StatusOfAnswer(refused), StatusCode::kResourceExhausted, "");
     EXPECT_GE(refused.waited_ms, std::min<uint64_t>(wait_ms, 2000));
@@ -226,7 +226,7 @@ TEST_F(CountSocketTest, ClosingTheConnectionGivesUp) {
   EXPECT_OK(client.Charge(256_MiB));
 }
 
-// Clients give up just as they are granted. Then they have the memory, or nobody.
+// Clients give up at the moment of the grant. The memory then belongs to the client or to nobody.
 TEST_F(CountSocketTest, AGrantToOneWhoGivesUpIsTakenBack) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_OK_AND_ASSIGN(CountClient other, Open("other"));
@@ -244,7 +244,7 @@ TEST_F(CountSocketTest, AGrantToOneWhoGivesUpIsTakenBack) {
     uint64_t granted = 0;
     for (CountClient& line : lines) {
       const absl::Time end = absl::Now() + absl::Microseconds(i * 7 % 40);
-      while (absl::Now() < end) {  // no sleep is as short
+      while (absl::Now() < end) {  // a sleep would be too long
       }
       const absl::StatusOr<CountAnswer> answer = line.Receive(absl::ZeroDuration());
       if (answer.ok() && answer->code == 0) granted += 20_MiB;
@@ -273,7 +273,7 @@ TEST_F(CountSocketTest, OthersAreAskedForWhatTheyOnlyCache) {
   EXPECT_TRUE(absl::StrContains(daemon_->log(), "memory asked for"));
 }
 
-// What the daemon itself keeps of ended sessions is in nobody's way.
+// Memory that the daemon keeps of ended sessions is in nobody's way.
 TEST_F(CountSocketTest, TheDaemonsOwnCacheMakesRoom) {
   HOST_DEVICE_ONLY();
   ASSERT_NO_FATAL_FAILURE(Begin({.config = "idle_decay: '1h'"}));
@@ -289,9 +289,9 @@ TEST_F(CountSocketTest, TheDaemonsOwnCacheMakesRoom) {
   EXPECT_TRUE(IsCharged(200_MiB));
 }
 
-// A program that is told that it may have memory finds it with the driver.
+// A program with a grant gets the memory from the driver.
 TEST_F(CountSocketTest, WhatTheDriverHasNotTakenBackYetIsWaitedFor) {
-  HOST_DEVICE_ONLY();  // whose driver is made slow
+  HOST_DEVICE_ONLY();  // a slow driver exists for host memory only
   ASSERT_NO_FATAL_FAILURE(Begin({.config = "idle_decay: '1h' host_driver_latency: '1s'"}));
   {
     ASSERT_OK_AND_ASSIGN(Client leased, Connect("leased"));
@@ -302,7 +302,7 @@ TEST_F(CountSocketTest, WhatTheDriverHasNotTakenBackYetIsWaitedFor) {
   ASSERT_OK_AND_ASSIGN(CountClient client, Open("counted"));
   ASSERT_OK_AND_ASSIGN(ClientProcess operating, ClientProcess::Start(dir()));
   ASSERT_OK(operating.Send("release"));
-  ASSERT_TRUE(WaitFor([&] { return raw_->GetDevice()->idle_bytes() == 0; }));  // on its way
+  ASSERT_TRUE(WaitFor([&] { return raw_->GetDevice()->idle_bytes() == 0; }));  // the memory is on its way to the driver
   EXPECT_OK(client.Charge(256_MiB));
   EXPECT_LE(raw_->GetDevice()->reserved_bytes(), 256_MiB);
   EXPECT_OK(operating.Receive());
@@ -325,7 +325,7 @@ TEST_F(CountSocketTest, PriorityGoesFirstAndNobodyIsOvertaken) {
   ASSERT_OK_AND_ASSIGN(const CountAnswer first, high_wait.Receive());
   EXPECT_OK(StatusOfAnswer(first));
   EXPECT_EQ(low.ChargedBytes(), 0u);
-  // A program that leases waits its turn behind it.
+  // A leasing program waits for its turn behind the counted program.
   ASSERT_OK_AND_ASSIGN(ClientProcess leased, ClientProcess::Start(dir()));
   ASSERT_OK(leased.Call("connect leased - wait_ms=3600000"));
   ASSERT_OK(leased.Send(absl::StrCat("alloc ", 100_MiB)));
@@ -339,7 +339,7 @@ TEST_F(CountSocketTest, PriorityGoesFirstAndNobodyIsOvertaken) {
   EXPECT_TRUE(IsCharged(256_MiB));
 }
 
-// ---- What operators see and do ----
+// ---- View and calls of operators ----
 
 TEST_F(CountSocketTest, OperatorsSeeIt) {
   ASSERT_NO_FATAL_FAILURE(Begin({.http = true}));
@@ -364,7 +364,7 @@ TEST_F(CountSocketTest, OperatorsSeeIt) {
     ASSERT_OK(answer);
     EXPECT_EQ(answer->code, 200) << page << answer->body;
   }
-  // It has no blocks that anybody knows of.
+  // A counted session has no blocks that anybody knows of.
   const RunResult snapshot = Ctl({"snapshot", "seen", "-o", dir() + "/x.json"});
   EXPECT_NE(snapshot.exit_code, 0);
   EXPECT_TRUE(absl::StrContains(snapshot.err, "counted")) << snapshot.err;
@@ -429,9 +429,10 @@ TEST_F(CountSocketTest, AReloadAppliesToSessionsOpenedFromThenOn) {
   EXPECT_EQ(after.Info()->limit_bytes, 96_MiB);
 }
 
-// ---- All at once ----
+// ---- Concurrency ----
 
-// Processes that charge, wait, free and die. Nothing is lost, and nothing is there twice.
+// Threads charge, wait and free at the same time, and leave with their memory freed. No charge is lost or counted
+// twice.
 TEST_F(CountSocketTest, ManyAtOnce) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   constexpr int kThreads = 4;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Figures through ends of sessions, removals of claims and restarts of the daemon: a counter never falls and counts
-// nothing of an earlier run, sums are those of their parts, and JSON says what the metrics say.
+// nothing of an earlier run, a sum is the sum of its parts, and JSON agrees with the metrics.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -39,9 +39,9 @@ Series CountersOf(const std::string& page) {
 
 class CountersTest : public VramctlDaemonTest {
  protected:
-  static constexpr uint64_t kLimit = 32_MiB;  // of each session
+  static constexpr uint64_t kLimit = 32_MiB;  // the limit of each session
 
-  // Leaves room for two tenants with series of their own.
+  // Leaves room for two tenants with their own series.
   void SetUp() override {
     ASSERT_OK(StartDaemon({.config = "metrics { max_clients: 4 max_clients_per_uid: 4 }", .devices = 2, .http = true}));
   }
@@ -59,14 +59,14 @@ class CountersTest : public VramctlDaemonTest {
     ASSERT_EQ(Ctl({"claim", "rm", claim}).exit_code, 0);
     ASSERT_TRUE(WaitFor([&] { return Ctl({"claim", "show", claim}).exit_code != 0; }));
   }
-  // Asks for more than the limit, and is refused once the cache is given back.
+  // Asks for more than the limit. The daemon refuses after the client has given its cache back.
   static void Refuse(Client& client, int times, int device = 0) {
     for (int i = 0; i < times; ++i) {
       EXPECT_STATUS(client.Allocate(kLimit + 2_MiB, device), absl::StatusCode::kResourceExhausted, "");
     }
   }
 
-  // Scrapes; nothing has fallen since the last scrape of this run.
+  // Scrapes the metrics. Checks that no counter has fallen since the last scrape of this run.
   MetricsPage Scrape() {
     const absl::StatusOr<HttpAnswer> answer = daemon_->Get("/metrics");
     EXPECT_OK(answer.status());
@@ -85,8 +85,8 @@ class CountersTest : public VramctlDaemonTest {
     return answer.ok() ? Json::parse(answer->body, nullptr, /*allow_exceptions=*/false) : Json();
   }
 
-  // Lists sums that are not those of their parts; empty once clients have reported. `gone_refusals`: of tenants whose
-  // series went with their claims.
+  // Lists sums that differ from the sum of their parts; empty once clients have reported. `gone_refusals`: refusals of
+  // tenants whose series went with their claims.
   std::string Differences(const MetricsPage& page, const Json& state, double gone_refusals) const {
     if (!state.is_object()) return "no answer";
     std::string text;
@@ -139,7 +139,7 @@ class CountersTest : public VramctlDaemonTest {
     return Scrape().Sum("vrambroker_tenant_ooms_total", {{"tenant", tenant}});
   }
 
-  Series counters_;  // of the last scrape of this run
+  Series counters_;  // counters of the last scrape of this run
 };
 
 TEST_F(CountersTest, NoneFallsAndEachSumIsThatOfItsParts) {
@@ -172,7 +172,7 @@ TEST_F(CountersTest, NoneFallsAndEachSumIsThatOfItsParts) {
   ASSERT_NO_FATAL_FAILURE(Remove("b"));
   EXPECT_EQ(RefusalsOf("_other"), 5) << "who is no more was refused all the same";
   ExpectSums();
-  // Tenants with series of their own make room, for what comes from now on.
+  // Tenants with their own series make room for later refusals.
   EXPECT_OK(in_a_holds.Reset());
   { const Client ends = std::move(in_a); }
   ASSERT_NO_FATAL_FAILURE(Remove("a"));

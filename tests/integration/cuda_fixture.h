@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A daemon on CUDA: on the substitute for NVIDIA's driver of tests/cuda_substitute.
+// A daemon on CUDA: the driver is tests/cuda_substitute, a substitute for NVIDIA's driver.
 #ifndef VRAMBROKER_TESTS_INTEGRATION_CUDA_FIXTURE_H_
 #define VRAMBROKER_TESTS_INTEGRATION_CUDA_FIXTURE_H_
 
@@ -18,10 +18,10 @@
 
 namespace vrambroker::testing_support {
 
-// Before anything asks for it.
+// Sets the variable before any code reads the variable.
 inline const int kOnCuda = setenv("VRAMBROKER_TEST_DEVICE", "substitute", 1);
 
-// Of the daemon of a test with one device; see DaemonProcess.
+// The GPU of a test's daemon with one device; see DaemonProcess.
 inline constexpr int kDaemonsGpu = kSubstituteDevices - 1;
 
 inline std::string Machine() {
@@ -43,13 +43,13 @@ class CudaTest : public VramctlDaemonTest {
     EXPECT_EQ(Used(), 0u) << "all came back to the driver";
   }
 
-  // Whole segments, one at a time.
+  // Returns the reserved bytes of the client's own statistics; the largest number if there are none.
   static uint64_t Reserved(Client& client) {
     const absl::StatusOr<MemoryStats> stats = client.GetMemoryStats();
     return stats.ok() ? stats->reserved_bytes.all.current : ~uint64_t{0};
   }
 
-  // Of the health page; 0 when it cannot be had.
+  // Returns the HTTP code of the health page; 0 if there is no answer.
   int HealthCode() {
     const absl::StatusOr<HttpAnswer> page = daemon_->Get("/healthz");
     return page.ok() ? page->code : 0;

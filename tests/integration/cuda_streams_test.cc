@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Streams and graphs that are captured: memory waits for the work on it, and no capture becomes invalid by what the
-// client does beside it.
+// Streams and graph captures: memory waits for the work on the memory, and the client's calls beside a capture do not
+// make the capture invalid.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -41,7 +41,7 @@ class CudaStreamTest : public CudaTest {
   static void BeginCapture(CUstream stream, CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL) {
     EXPECT_EQ(cuStreamBeginCapture_v2(stream, mode), CUDA_SUCCESS);
   }
-  // CUDA_SUCCESS, or how it became invalid.
+  // Returns CUDA_SUCCESS, or the error that made the capture invalid.
   static CUresult EndCapture(CUstream stream) {
     CUgraph graph = nullptr;
     const CUresult result = cuStreamEndCapture(stream, &graph);
@@ -52,7 +52,7 @@ class CudaStreamTest : public CudaTest {
     return result;
   }
   static void OnAnotherThread(const std::function<void()>& body) { std::thread(body).join(); }
-  // What the daemon counts for the one client.
+  // Returns the bytes that the daemon counts for the client.
   uint64_t Held() { return CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"]; }
 
   std::optional<Client> client_;
@@ -82,7 +82,7 @@ TEST_F(CudaStreamTest, APointerIsNotReusedBeforeTheStreamItIsFreedOnIsDone) {
   for (const bool records : {false, true}) {
     SCOPED_TRACE(records);
     ASSERT_OK_AND_ASSIGN(void* const memory, client_->Malloc(4_MiB));
-    BeginCapture(stream_);  // for which memory waits until its end
+    BeginCapture(stream_);  // memory waits for the end of the capture
     if (records) {
       EXPECT_OK(client_->RecordStream(memory, stream()));
     }
@@ -105,7 +105,7 @@ TEST_F(CudaStreamTest, ASegmentGoesBackOnlyWhenNoWorkIsUnderWay) {
   ASSERT_OK_AND_ASSIGN(Buffer buffer, client_->Allocate(30_MiB, 0, stream()));
   const auto launched = std::chrono::steady_clock::now();
   cuda_substitute::Launch(stream_, std::chrono::milliseconds(300));
-  ASSERT_EQ(UseGpu(0), CUDA_SUCCESS);  // whatever the thread's is
+  ASSERT_EQ(UseGpu(0), CUDA_SUCCESS);  // the thread's GPU must not matter
   EXPECT_OK(buffer.Reset());
   EXPECT_OK(client_->EmptyCache());
   EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(300))
@@ -182,7 +182,7 @@ TEST_F(CudaStreamTest, ACaptureStaysValidWhileMemoryOfARemoteClientGoesBack) {
   EXPECT_TRUE(WaitFor([&] { return Held() == 30_MiB; }));
   EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(200));
   EXPECT_EQ(EndCapture(stream_), CUDA_SUCCESS);
-  // With the next that the daemon asks back.
+  // The kept segment goes back with the next segment that the daemon asks back.
   EXPECT_OK(client.Allocate(50_MiB));
   EXPECT_OK(client.EmptyCache());
   EXPECT_TRUE(WaitFor([&] { return Held() == 0; }));
@@ -217,7 +217,7 @@ TEST_F(CudaStreamTest, AWholeSegmentGoesBackWhenItsStreamIsDone) {
   EXPECT_EQ(Held(), 0u);
   EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(200));
   EXPECT_EQ(cuda_substitute::Calls("cuCtxSynchronize"), waits) << "other streams are nobody's business";
-  // While it is captured, it is kept.
+  // A segment stays leased while its stream is captured.
   ASSERT_OK_AND_ASSIGN(segment, client_->LeaseSegment(30_MiB));
   BeginCapture(stream_);
   EXPECT_OK(client_->ReturnSegment(segment, stream()));
@@ -233,7 +233,7 @@ TEST_F(CudaStreamTest, AWholeSegmentOfNoStreamWaitsForTheDevice) {
   EXPECT_OK(client_->ReturnSegment(segment));
   EXPECT_EQ(Held(), 0u);
   EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(200));
-  // As its header says. Nothing else is lost.
+  // The header documents that the capture becomes invalid. No memory is lost.
   ASSERT_OK_AND_ASSIGN(segment, client_->LeaseSegment(30_MiB));
   BeginCapture(stream_, CU_STREAM_CAPTURE_MODE_RELAXED);
   EXPECT_OK(client_->ReturnSegment(segment));
@@ -268,7 +268,7 @@ TEST_F(CudaStreamTest, OneEventIsEnoughForAllSegmentsOfAStream) {
   EXPECT_EQ(cuda_substitute::Calls("cuEventRecord") - events, 2u);
 }
 
-// The end of a client closes what it has cached.
+// The end of a client closes the client's cached segments.
 TEST_F(CudaStreamTest, ACaptureStaysValidWhenAClientEnds) {
   CUstream other = nullptr;
   ASSERT_EQ(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
@@ -286,7 +286,7 @@ TEST_F(CudaStreamTest, ACaptureStaysValidWhenAClientEnds) {
   EXPECT_EQ(cuStreamDestroy_v2(other), CUDA_SUCCESS);
 }
 
-// The handle tells nothing any more, but what was queued on the stream goes on.
+// The handle of a destroyed stream tells nothing, but work that was queued on the stream goes on.
 TEST_F(CudaStreamTest, AStreamThatIsDestroyedAfterACaptureKeepsNoMemory) {
   for (const bool flushes : {true, false}) {
     SCOPED_TRACE(flushes ? "a flush waits" : "the client's thread waits");
@@ -303,7 +303,7 @@ TEST_F(CudaStreamTest, AStreamThatIsDestroyedAfterACaptureKeepsNoMemory) {
     const auto is_free = [&] { return client_->GetMemoryStats().value_or(MemoryStats()).active.all.current == 0; };
     EXPECT_OK(client_->Allocate(4_MiB)) << "which polls, too";
     if (flushes) {
-      // Again where the client's thread was just waiting for it: who comes meanwhile does not.
+      // Flushes again: a flush does not wait for a stream while the client's thread waits for the stream.
       EXPECT_TRUE(WaitFor([&] {
         EXPECT_OK(client_->EmptyCache());
         return is_free() && Reserved(*client_) == 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is particular to CUDA: versions, ordinals, other programs on the GPU, and every call that can fail. Streams:
-// cuda_streams_test.cc.
-// Over the substitute of tests/cuda_substitute; tests/gpu tries the same on a GPU.
+// Particulars of CUDA: versions, ordinals, other programs on the GPU, and every call that can fail.
+// cuda_streams_test.cc covers streams. The tests run over the substitute of tests/cuda_substitute; tests/gpu tries the
+// same on a GPU.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ using ::testing::HasSubstr;
 class CudaStartTest : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(OnSubstitute()); }
-  // A daemon on a machine of its own, or without one, until it ends.
+  // Runs a daemon until its end, on the given machine, or without a machine.
   static RunResult Run(const std::string& machine, Arguments flags, Environment environment = {}) {
     environment.emplace_back(cuda_substitute::kMachineVariable, machine);
     Arguments arguments = {DaemonProgram(), "--socket_dir=" + MakeTempDir(), "--http_address=off"};
@@ -50,7 +50,7 @@ class CudaStartTest : public ::testing::Test {
     return RunProgram(arguments, environment);
   }
   static std::string FolderOf(const std::string& file) { return file.substr(0, file.rfind('/')); }
-  // A folder with a libcuda.so.1 that is none.
+  // Makes a folder with a libcuda.so.1 that is no library.
   static std::string NoLibrary() {
     std::string folder = MakeTempDir();
     std::ofstream(folder + "/libcuda.so.1") << "text";
@@ -61,7 +61,7 @@ class CudaStartTest : public ::testing::Test {
     cuda_substitute::MakeMachine(folder, options);
     return folder;
   }
-  // The log of a daemon that serves.
+  // Runs a daemon until the daemon serves. Returns the daemon's log.
   static std::string LogOf(const std::string& machine, const std::string& flag) {
     const absl::StatusOr<std::unique_ptr<ChildProcess>> daemon = ChildProcess::Start(
         {DaemonProgram(), "--socket_dir=" + MakeTempDir(), "--http_address=off", "--device=cuda", flag},
@@ -119,7 +119,7 @@ TEST_F(CudaStartTest, RefusesWhatItCannotServe) {
        {"cuMemAlloc", "CUDA_ERROR_ECC_UNCORRECTABLE (214)", "Xid"}},
       {"a full GPU", MakeMachine({.device_bytes = 512_MiB}), {}, {"nothing is left", "headroom is 1.00 GiB"}},
   };
-  // Without the substitute this computer's own driver is found, if it has one.
+  // A daemon without the substitute finds this computer's own driver, if the computer has a driver.
   const bool has_driver =
       RunProgram({paths::kPython, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"}, {{"LD_LIBRARY_PATH", ""}})
           .exit_code == 0;
@@ -142,7 +142,8 @@ TEST_F(CudaStartTest, CapacityIsWhatIsFreeLessHeadroom) {
   EXPECT_EQ(cuda_substitute::UsedBytes(machine, 0), 0u);
 }
 
-// The first two calls are those of the start; then it looks every two seconds, and ends at the third bad look.
+// The daemon makes the first two calls at its start. Then the daemon looks every two seconds, and ends at the third bad
+// look.
 TEST_F(CudaStartTest, ADriverThatDoesNotAnswerAsItShouldEndsTheDaemon) {
   const RunResult result = Run(MakeMachine({.device_bytes = 8_GiB}), {"--device=cuda", "--capacity=256MiB"},
                                {{cuda_substitute::kFaultsVariable, "cuMemGetInfo:3+=999"}});
@@ -178,7 +179,7 @@ TEST_F(CudaTest, ADeviceThatTheClientDoesNotSee) {
   EXPECT_THAT(child->ErrorText(), HasSubstr("is not visible to this process; see CUDA_VISIBLE_DEVICES"));
 }
 
-// The daemon has them in the other order.
+// The daemon has the GPUs in the other order.
 TEST_F(CudaTest, AClientNamesTheGpusThatItSees) {
   ASSERT_OK(StartDaemon({.devices = 2}));
   const auto has = [&](const std::string& name, const Environment& environment) {
@@ -201,7 +202,8 @@ TEST_F(CudaTest, AClientNamesTheGpusThatItSees) {
   EXPECT_THAT(has("named", {{"CUDA_VISIBLE_DEVICES", "0"}, {"VRAMBROKER_DEVICES", "1,0"}}), ElementsAre(true, true));
 }
 
-// Elsewhere CUDA stays as it is: a program may fork before it starts CUDA. Nobody listens on the channel.
+// The client does not touch CUDA elsewhere: a program may fork before the program starts CUDA. Nobody listens on the
+// channel.
 TEST(VisibleDevicesTest, TheDaemonIsAskedWhereAVariableMayHideGpus) {
   const auto nowhere = grpc::CreateChannel("unix:/nowhere/vrambroker.sock", grpc::InsecureChannelCredentials());
   const auto asks = [&](const char* name, const char* value) {
@@ -274,7 +276,7 @@ TEST_F(CudaTest, MemoryOfAKilledDaemonLivesAsLongAsItIsOpen) {
 
 // ---- Failing calls ----
 
-// A call that fails once is told, and nothing else comes of it.
+// A call that fails once leads to an error for the caller, and to no other harm.
 struct Fault {
   const char* fault;
   absl::StatusCode code;
@@ -302,7 +304,7 @@ TEST_P(CudaDaemonFaultTest, IsToldAndNothingIsLost) {
   ASSERT_OK(StartDaemon({.config = "idle_limit: '0' rules { session_name: 'other' tenant: 'other' }",
                          .environment = {{cuda_substitute::kFaultsVariable, fault}}}));
   {
-    // The driver has memory of another tenant back: what it gives from now on is zeroed.
+    // The driver gets memory of another tenant back: the daemon zeroes memory that the driver gives from now on.
     ASSERT_OK_AND_ASSIGN(Client other, Connect("other"));
     EXPECT_OK(other.Allocate(2_MiB));
   }
@@ -320,8 +322,8 @@ TEST_P(CudaDaemonFaultTest, IsToldAndNothingIsLost) {
   EXPECT_EQ(CtlJson({"status"})["devices"][0]["fault"], "");
 }
 
-// The daemon's first calls are its own, at the start, but for those that zero; the next are for the other client, and
-// for the client's first segment.
+// The daemon makes its first calls for itself, at the start, except for the calls that zero memory. The next calls are
+// for the other client, and for the client's first segment.
 INSTANTIATE_TEST_SUITE_P(
     Calls, CudaDaemonFaultTest,
     ::testing::Values(Fault{"cuMemAlloc:4=46", absl::StatusCode::kUnavailable,
@@ -361,7 +363,7 @@ INSTANTIATE_TEST_SUITE_P(
     FaultName);
 
 TEST_F(CudaTest, WhatTheDriverDoesNotTakeBackIsTriedAgain) {
-  // The first is the daemon's, at its start.
+  // The daemon makes the first call for itself, at its start.
   ASSERT_OK(StartDaemon({.config = "idle_decay: \"0s\"",
                          .environment = {{cuda_substitute::kFaultsVariable, "cuMemFree:2=998,cuMemFree:3=998"}}}));
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
@@ -373,7 +375,7 @@ TEST_F(CudaTest, WhatTheDriverDoesNotTakeBackIsTriedAgain) {
   EXPECT_THAT(daemon_->log(), HasSubstr("back to the driver, will try again: "));
 }
 
-// In a process of its own, which keeps the memory to its end.
+// The client is a separate process, which keeps the memory to its end.
 TEST_F(CudaTest, WhatAClientCannotCloseAtItsEndStaysCharged) {
   ASSERT_OK(StartDaemon());
   for (const char* placement : {"", " remote"}) {
@@ -403,7 +405,7 @@ TEST_F(CudaTest, WhatARemoteClientCannotCloseStaysCharged) {
   EXPECT_EQ(Charged(), 30_MiB);
   EXPECT_EQ(CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"], 30_MiB);
   cuda_substitute::SetFaults("");
-  // With the next that the daemon asks back.
+  // The first segment goes back with the next segment that the daemon asks back.
   ASSERT_OK_AND_ASSIGN(Buffer other, client.Allocate(50_MiB));
   EXPECT_OK(other.Reset());
   EXPECT_OK(client.EmptyCache());
@@ -461,7 +463,7 @@ TEST_F(CudaTest, ALostDeviceIsReported) {
   EXPECT_OK(held.Reset());
 }
 
-// The first two calls are those of the start.
+// The daemon makes the first two calls at its start.
 TEST_F(CudaTest, ADriverThatDoesNotAnswerAsItShouldIsReported) {
   ASSERT_OK(StartDaemon({.config = "device_lost: \"stay\"",
                          .http = true,
@@ -500,8 +502,8 @@ TEST_F(CudaTest, ADaemonThatHasLostItsDeviceEnds) {
   EXPECT_OK(client.EmptyCache());
 }
 
-// So many looks at the first of two devices that fail. The calls of the start are two for each device; after that every
-// second one is about the first device.
+// Makes `looks` looks at the first of two devices fail. The daemon makes two calls for each device at its start. Every
+// second call after the start is about the first device.
 Environment BadLooksAtTheFirst(int looks) {
   std::vector<std::string> faults;
   for (int look = 0; look < looks; ++look) faults.push_back(absl::StrCat("cuMemGetInfo:", 5 + 2 * look, "=999"));
@@ -509,7 +511,7 @@ Environment BadLooksAtTheFirst(int looks) {
 }
 
 TEST_F(CudaTest, WithOneDeviceLeftItsSessionsGoOn) {
-  // For longer than this test may take: a look is every two seconds.
+  // Looks fail for longer than this test may take: the daemon looks every two seconds.
   ASSERT_OK(StartDaemon({.devices = 2, .http = true, .environment = BadLooksAtTheFirst(1000)}));
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "device cannot be used: "); }));
@@ -519,7 +521,7 @@ TEST_F(CudaTest, WithOneDeviceLeftItsSessionsGoOn) {
 }
 
 TEST_F(CudaTest, ADeviceThatWorksAgainIsUsedAgain) {
-  // More than it takes for a daemon with one device to end.
+  // Five bad looks are more than a daemon with one device survives.
   ASSERT_OK(StartDaemon({.devices = 2, .http = true, .environment = BadLooksAtTheFirst(5)}));
   ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "device can be used again"); })) << daemon_->log();
@@ -529,7 +531,7 @@ TEST_F(CudaTest, ADeviceThatWorksAgainIsUsedAgain) {
 
 // ---- Users ----
 
-// Whether CUDA lets processes of another user open memory, its documentation does not say: tests/gpu asks a GPU.
+// CUDA's documentation does not say whether processes of another user can open memory: tests/gpu asks a GPU.
 TEST_F(CudaTest, ADriverThatSharesWithinOneUserOnlyIsToldOnBothSides) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, for a client of another user";
   const std::string machine = MakeTempDir();
@@ -551,13 +553,13 @@ TEST_F(CudaTest, ADriverThatSharesWithinOneUserOnlyIsToldOnBothSides) {
                                    uid));
         EXPECT_STATUS(refused, absl::StatusCode::kInvalidArgument, "cuIpcOpenMemHandle failed");
       }
-      if (*placement == '\0') {  // else the daemon keeps it for the session
+      if (*placement == '\0') {  // the daemon keeps a remote session's memory for the session
         EXPECT_TRUE(WaitFor([&] { return CtlJson({"status"})["devices"][0]["idle_bytes"] == Charged(); }))
             << "what cannot be opened goes back";
       }
     }
   }
-  // Users of the same uid as the daemon's have nothing to do with it.
+  // Clients of the daemon's own user are not affected.
   ASSERT_OK_AND_ASSIGN(ClientProcess own, ClientProcess::Start(dir(), environment));
   ASSERT_OK(own.Call("connect own -"));
   EXPECT_OK(own.Call("alloc 30000000"));
@@ -579,7 +581,7 @@ TEST_F(CudaTest, AnErrorOfOpeningWithinOneUserIsNotBlamedOnUsers) {
   EXPECT_OK(client.Allocate(30_MiB));
 }
 
-// In a process of its own: nothing works in it any more.
+// The broken client is a separate process: nothing works in such a process any more.
 TEST_F(CudaTest, AClientsErrorIsItsOwn) {
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(ClientProcess broken,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vrambroker-device-plugin between a real daemon and a kubelet that is played: units, claims of containers, and what
-// starts again.
+// vrambroker-device-plugin between a real daemon and a fake kubelet: units, claims of containers, and restarts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -33,10 +32,10 @@ using ::testing::IsEmpty;
 constexpr char kResource[] = "vrambroker.dev/memory-32mi";
 constexpr size_t kUnitsOfDevice = 8;  // 256 MiB
 
-// Some containers with units, as the kubelet lists them; the plugin's own pod among them.
+// Containers with units, as the kubelet lists them, together with the plugin's own pod.
 struct Pods {
   ::v1::ListPodResourcesResponse list;
-  bool is_old_kubelet = false;  // 1.20: one entry for all units of a container
+  bool is_old_kubelet = false;  // version 1.20 has one entry for all units of a container
 
   explicit Pods(bool old_kubelet = false) : is_old_kubelet(old_kubelet) {
     Add("vrambroker", "plugin", "device-plugin", {});
@@ -67,7 +66,7 @@ class DevicePluginTest : public VramctlDaemonTest {
     ASSERT_NO_FATAL_FAILURE(StartPlugin(flags));
   }
   void StartKubelet(bool removes_plugins = true) {
-    kubelet_ = nullptr;  // the old one first
+    kubelet_ = nullptr;  // the old kubelet ends first
     kubelet_ = std::make_unique<FakeKubelet>(kubelet_dir_, removes_plugins);
     kubelet_->SetPods(Pods().list);
   }
@@ -110,11 +109,11 @@ class DevicePluginTest : public VramctlDaemonTest {
     const Json shown = Show(claim);
     return shown["labels"].value("pod", "");
   }
-  // The claim of a container: its mount's directory is named after it.
+  // Returns the claim of a container: the mount's directory has the claim's name.
   static std::string ClaimOf(const ::v1beta1::ContainerAllocateResponse& answer) {
     return std::filesystem::path(answer.mounts(0).host_path()).filename();
   }
-  // A container of this pod's that has a unit, and its claim, when it has the pod's name.
+  // Adds a container with `unit` to the pod. Returns the container's claim once the claim has the pod's name.
   absl::StatusOr<std::string> ClaimOfPod(const std::string& pod, const std::string& unit) {
     absl::StatusOr<::v1beta1::ContainerAllocateResponse> answer = kubelet_->Allocate(kResource, {unit});
     if (!answer.ok()) return answer.status();
@@ -123,7 +122,7 @@ class DevicePluginTest : public VramctlDaemonTest {
     if (WaitFor([&] { return PodOf(ClaimOf(*answer)) == pod; })) return ClaimOf(*answer);
     return absl::DeadlineExceededError("the claim does not get the name of " + pod);
   }
-  // What a process of the container is told that asks for so much. It has ended then.
+  // Starts a process in the container that asks for `bytes`. Returns the answer after the process has ended.
   static absl::Status Ask(const ::v1beta1::ContainerAllocateResponse& answer, uint64_t bytes) {
     absl::StatusOr<ClientProcess> process = ClientProcess::Connect(answer.mounts(0).host_path(), "asks");
     if (!process.ok()) return process.status();
@@ -131,7 +130,7 @@ class DevicePluginTest : public VramctlDaemonTest {
   }
 
   std::string kubelet_dir_;
-  Pods pods_;  // of ClaimOfPod()
+  Pods pods_;  // pods that ClaimOfPod() adds
   std::unique_ptr<FakeKubelet> kubelet_;
   std::unique_ptr<ChildProcess> plugin_;
 };
@@ -165,7 +164,7 @@ TEST_F(DevicePluginTest, AContainerGetsAClaimOfItsUnits) {
   EXPECT_STATUS(Ask(answer, 97_MiB), StatusCode::kResourceExhausted, "claim " + ClaimOf(answer));
 }
 
-// Nobody else's directory is in the container, and what its processes run as is not known.
+// The container has no other claim's directory, and the user of the container's processes is unknown.
 TEST_F(DevicePluginTest, EveryUserOfTheContainerMayConnect) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to be another user";
   HOST_DEVICE_ONLY();  // CUDA may share memory only within one user
@@ -200,7 +199,7 @@ TEST_F(DevicePluginTest, ARequestIsServedByOneDevice) {
   EXPECT_STATUS(kubelet_->Allocate(kResource, {"nonsense"}), StatusCode::kInvalidArgument, "is no unit of memory");
   EXPECT_STATUS(kubelet_->Allocate(kResource, std::vector<std::string>{}), StatusCode::kInvalidArgument, "no unit");
   EXPECT_THAT(Claims(), IsEmpty());
-  // Of the device with the fewest free units that suffices.
+  // Units are of the device with the fewest free units that suffice.
   const std::vector<std::string> available = {Unit(0, 0), Unit(1, 0), Unit(2, 0), Unit(4, 1), Unit(6, 1)};
   ASSERT_OK_AND_ASSIGN(const std::vector<std::string> two, kubelet_->PreferredUnits(kResource, available, {}, 2));
   EXPECT_THAT(two, ElementsAre(Unit(4, 1), Unit(6, 1)));
@@ -223,7 +222,7 @@ TEST_F(DevicePluginTest, UnitsThatItNeverOfferedAreRefused) {
   EXPECT_OK(kubelet_->Allocate(kResource, {Unit(kUnitsOfDevice - 1)}).status());
 }
 
-// An error that repeated all of them would end the connection, and fail the calls after it.
+// An error that repeated all ids in full would end the connection, and fail later calls.
 TEST_F(DevicePluginTest, IdsOfAnyLengthDisturbNoOtherCall) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));
@@ -249,7 +248,7 @@ TEST_F(DevicePluginTest, ADeviceCanBeAResourceOfItsOwn) {
   EXPECT_EQ(claim["devices"][1]["limit_bytes"], 32_MiB);
 }
 
-// As after one of them has failed.
+// A device that fails leaves new numbers for the devices after it.
 TEST_F(DevicePluginTest, ADeviceThatIsNumberedAnewKeepsItsResource) {
   if (!OnSubstitute()) GTEST_SKIP() << "needs two GPUs that can be put in another order";
   ASSERT_NO_FATAL_FAILURE(Begin({"--resource-per-device"}, {.devices = 2}));
@@ -260,13 +259,13 @@ TEST_F(DevicePluginTest, ADeviceThatIsNumberedAnewKeepsItsResource) {
   const std::string unit = Unit(0, 0);
   daemon_->Kill();
   ASSERT_TRUE(WaitForUnits(0, first));
-  // DaemonProcess gives them in the other order.
+  // DaemonProcess gives the GPUs in the other order.
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<ChildProcess> next,
                        ChildProcess::Start(daemon_->CommandLine(), {{"CUDA_VISIBLE_DEVICES", "0,1"}}));
   ASSERT_TRUE(WaitForUnits(kUnitsOfDevice, first) && WaitForUnits(kUnitsOfDevice, second));
   EXPECT_EQ(Unit(0, 1), unit) << "the devices have the same order";
   EXPECT_EQ(kubelet_->Units(first), units);
-  // Its limit is on that device, which has another ordinal now.
+  // The claim's limit is on the unit's device, which has another ordinal now.
   ASSERT_OK_AND_ASSIGN(const auto answer, kubelet_->Allocate(first, {unit}));
   EXPECT_EQ(Show(ClaimOf(answer))["devices"][1]["limit_bytes"], 32_MiB);
 }
@@ -402,7 +401,7 @@ TEST_F(DevicePluginTest, UnitsAreUnhealthyWhileTheDaemonIsAway) {
                 "the daemon does not serve device 0 now");
   ASSERT_OK(daemon_->Restart());
   EXPECT_TRUE(WaitForUnits(all));
-  // Its clients find the daemon in the same directory.
+  // The claim's clients find the daemon in the same directory.
   EXPECT_THAT(Claims(), ElementsAre(ClaimOf(before)));
   EXPECT_TRUE(WaitFor([&] { return Show(ClaimOf(before))["devices"][0]["reserved_bytes"] == 20_MiB; }));
   EXPECT_STATUS(Ask(before, 20_MiB), StatusCode::kResourceExhausted, "claim " + ClaimOf(before));
@@ -444,7 +443,7 @@ TEST_F(DevicePluginTest, OneServesANode) {
   EXPECT_THAT(second.err, HasSubstr("another vrambroker-device-plugin serves the memory of " + dir()));
 }
 
-// Of another daemon, with the same unit, on one node.
+// Another plugin on the node has another daemon, and the same size of unit.
 TEST_F(DevicePluginTest, ASocketThatAnotherPluginServesIsLeftAlone) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_TRUE(WaitForUnits(devices() * kUnitsOfDevice));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl diagnose and vramctl ooms --diagnose: what led to a refusal is recorded without anybody asking, survives the
-// job, and what is recommended is true.
+// vramctl diagnose and vramctl ooms --diagnose: the history of a refusal is on record without a request, the record
+// survives the job, and the recommendations are true.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ using ::testing::Not;
 
 constexpr uint64_t kLimit = 520_MiB;
 constexpr uint64_t kRequest = 64_MiB;
-// A twentieth of the settings: vramctl runs with low priority, and other tests beside it.
+// Tries a twentieth of the settings: vramctl runs with low priority, and other tests run beside vramctl.
 constexpr char kFewer[] = "--for=torch-2.6";
 
 class DiagnoseTest : public VramctlDaemonTest, public ::testing::WithParamInterface<Placement> {
@@ -46,7 +46,7 @@ class DiagnoseTest : public VramctlDaemonTest, public ::testing::WithParamInterf
     return Client::Connect(options);
   }
 
-  // 8 segments of 64 MiB, each with a block of 13 MiB and holes: 104 MiB of 512 MiB are in use.
+  // Makes 8 segments of 64 MiB, each with a block of 13 MiB and holes: 104 MiB of 512 MiB is in use.
   static absl::StatusOr<std::vector<Buffer>> MakeHoles(Client& client) {
     std::vector<Buffer> kept;
     for (const auto& [bytes, stays] : {std::pair(64_MiB, false), std::pair(40_MiB, false), std::pair(13_MiB, true)}) {
@@ -57,7 +57,7 @@ class DiagnoseTest : public VramctlDaemonTest, public ::testing::WithParamInterf
         blocks.push_back(*std::move(block));
       }
       if (bytes == 40_MiB) {
-        held_ = std::move(blocks);  // until the small ones are there
+        held_ = std::move(blocks);  // the blocks stay until the small blocks are there
       } else if (stays) {
         kept = std::move(blocks);
       }
@@ -65,7 +65,7 @@ class DiagnoseTest : public VramctlDaemonTest, public ::testing::WithParamInterf
     held_.clear();
     return kept;
   }
-  // A job that is refused, and ends.
+  // Runs a job that is refused, and ends.
   void RunJob(const std::string& name = "job") {
     ASSERT_OK_AND_ASSIGN(Client client, ConnectWith(name, ""));
     ASSERT_OK_AND_ASSIGN(const std::vector<Buffer> kept, MakeHoles(client));
@@ -98,7 +98,7 @@ TEST_P(DiagnoseTest, TheFirstRefusalOfAJobThatIsGoneIsExplained) {
   EXPECT_EQ(json["notes"].size(), 0u);
   ASSERT_GT(json["helping"].size(), 0u) << json;
 
-  // To the letter: the same job with each of the settings.
+  // Repeats the job with each of the settings: the settings keep their promise to the letter.
   for (const Json& setting : json["helping"]) {
     SCOPED_TRACE(setting["alloc_conf"]);
     ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("again", setting["alloc_conf"]));
@@ -108,7 +108,7 @@ TEST_P(DiagnoseTest, TheFirstRefusalOfAJobThatIsGoneIsExplained) {
     EXPECT_EQ(stats.reserved_bytes.all.peak, setting["peak_reserved_bytes"]);
   }
 
-  // The same by the session's name, and in words.
+  // The session's name gives the same result, and so does the text.
   EXPECT_EQ(CtlJson({"diagnose", "job", kFewer})["helping"], json["helping"]);
   const RunResult text = Ctl({"diagnose", "job", kFewer});
   EXPECT_EQ(text.exit_code, 0) << text.err;
@@ -222,7 +222,7 @@ TEST_P(DiagnoseTest, WhereNothingHelpsTheNextStepsDo) {
               AllOf(HasSubstr("settings would have helped; with its own settings the job needs 130.00 MiB more."),
                     HasSubstr("ask for less at that point, as with a smaller batch: up to "),
                     HasSubstr("raise the limit to 650MiB (vramctl limit job 650MiB)")));
-  // Both to the letter.
+  // Both suggestions hold to the letter.
   const uint64_t less = json["largest_served_bytes"];
   EXPECT_GT(less, 100_MiB);
   { ASSERT_OK_AND_ASSIGN(const Buffer served, client.Allocate(less)); }
@@ -249,17 +249,17 @@ TEST_P(DiagnoseTest, WhatWasTriedOnTheEndAloneIsCalledNotSure) {
                       HasSubstr("What is sure:"), HasSubstr("vramctl trace job --until-oom -o FILE")));
     EXPECT_GT(json["next_steps"].size(), 0u);
   }
-  // So does one that was not refused.
+  // A session without a refusal is replayed from a later start, too.
   ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("live", ""));
   ASSERT_OK_AND_ASSIGN(const std::vector<Buffer> kept, MakeHoles(client));
   EXPECT_EQ(CtlJson({"diagnose", "live", kFewer})["from_start"], false);
 }
 
-// A program that counts its own allocations and frees, with what is said of the cache.
+// The program of this test counts its own allocations and frees, as the advice on the cache does.
 TEST_P(DiagnoseTest, EmptiedWhereItSaysTheRequestIsServed) {
   ASSERT_OK(StartDaemon({.capacity = "1GiB"}));
-  // Segments of 300 and 60 MiB stay cached; the last phase keeps 10 MiB of them each time. The heap gives the segment
-  // of 30 MiB back by itself.
+  // Segments of 300 and 60 MiB stay cached; the last phase keeps 10 MiB of a segment each time. The small segment of
+  // the 512 KiB block goes back without a call of the program.
   const auto run = [&](Client& client, const std::string& name, uint64_t empty_before) -> absl::StatusOr<uint64_t> {
     uint64_t call = 0;
     std::vector<Buffer> kept;
@@ -372,7 +372,7 @@ TEST_P(DiagnoseTest, WrongUseSaysWhatIsRight) {
 
 class DiagnoseLiarTest : public VramctlDaemonTest {
  protected:
-  // A leasing session of a client that is told what to answer.
+  // Opens a leasing session of a client that answers as the test says.
   void Begin(const std::string& config) {
     ASSERT_OK(StartDaemon({.capacity = "1GiB", .config = config}));
     ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
@@ -390,7 +390,7 @@ class DiagnoseLiarTest : public VramctlDaemonTest {
     request->set_segment_bytes(20_MiB);
     return stream_->Send(message);
   }
-  // The next message that is one; others are left out.
+  // Returns the next message that `wanted` accepts; drops all messages before that message.
   template <typename Wanted>
   std::optional<v1::SessionResponse> Next(const Wanted& wanted) {
     while (std::optional<v1::SessionResponse> response = stream_->Receive()) {
@@ -431,7 +431,7 @@ TEST_F(DiagnoseLiarTest, NonsenseIsKeptFromNobody) {
   v1::SessionRequest message;
   message.mutable_answer()->set_question_id(question->question_id());
   v1::GetSnapshotResponse* snapshot = message.mutable_answer()->mutable_snapshot();
-  // Blocks outside of their segment, frees of what never was, a refusal of another size.
+  // Adds blocks outside of their segment, events of unknown blocks, and many refusals.
   v1::GetSnapshotResponse::Segment* segment = snapshot->add_segments();
   segment->set_id(1);
   segment->set_segment_bytes(2_MiB);

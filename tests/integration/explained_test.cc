@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A refusal for want of memory has one report, and it says the same wherever it is read.
+// A refusal for want of memory has one report, and the report says the same in every place.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -37,7 +37,7 @@ class ExplainedTest : public VramctlDaemonTest, public ::testing::WithParamInter
                            .http = true}));
   }
 
-  // Allocates 100 blocks of 4 MiB and frees every second one. 200 MiB stay allocated, and 400 MiB reserved.
+  // Allocates 100 blocks of 4 MiB and frees every second block. 200 MiB stays allocated, and 400 MiB reserved.
   absl::StatusOr<Client> MakeHoles(std::optional<Limit> limit = Limit(420_MiB)) {
     absl::StatusOr<Client> client = Connect("trainer", limit);
     if (!client.ok()) return client;
@@ -88,8 +88,8 @@ TEST_P(ExplainedTest, HolesAreToldFromALimit) {
   }
 }
 
-// The device's limit of 1 GiB would be met first, since 400 MiB are reserved. But 200 and 824 would be within it: what
-// stands in the way is the 300 MiB that the device keeps for another session.
+// The session reserves 400 MiB, so a request seems to meet the device's limit of 1 GiB first. But 200 MiB and 824 MiB
+// would fit within the limit: the guarantee of 300 MiB for another session stands in the way.
 TEST_P(ExplainedTest, WithoutALimitAGuaranteeIsToBlame) {
   ASSERT_OK_AND_ASSIGN(const Client other, Connect("guaranteed"));
   ASSERT_OK_AND_ASSIGN(Client client, MakeHoles(std::nullopt));
@@ -157,13 +157,13 @@ TEST_P(ExplainedTest, OneReportIsReadEverywhere) {
     EXPECT_TRUE(StrContains(oom->explanation, words)) << words << "\nin " << oom->explanation;
   }
   EXPECT_TRUE(StrContains(oom->advice, "raise the session's limit to 602MiB (vramctl limit)")) << oom->advice;
-  // The error's message.
+  // The error's message has the report.
   EXPECT_TRUE(StrContains(refused.message(), oom->explanation)) << refused;
   EXPECT_TRUE(StrContains(refused.message(), oom->advice)) << refused;
-  // The log.
+  // The log has the report.
   EXPECT_TRUE(WaitFor([&] { return StrContains(daemon_->log(), oom->explanation); })) << daemon_->log();
   EXPECT_TRUE(StrContains(daemon_->log(), absl::StrCat(" advice=\"", oom->advice, "\""))) << daemon_->log();
-  // vramctl, as a table and as JSON, and the page's API.
+  // vramctl shows the report, as a table and as JSON, and so does the page's API.
   const RunResult text = Ctl({"ooms"});
   EXPECT_TRUE(StrContains(text.out, absl::StrCat("  why: ", oom->explanation, "\n"))) << text.out;
   EXPECT_TRUE(StrContains(text.out, absl::StrCat("  do:  ", oom->advice, "\n"))) << text.out;
@@ -187,7 +187,7 @@ TEST_P(ExplainedTest, OneReportIsReadEverywhere) {
   EXPECT_EQ(Json::parse(page.body)["events"][0]["out_of_memory"], json);
 }
 
-// The advice is followed: to the letter, each part of it.
+// Follows each part of the advice to the letter.
 TEST_P(ExplainedTest, WhatTheAdviceNamesHelps) {
   ASSERT_OK_AND_ASSIGN(Client client, MakeHoles());
   const std::optional<OutOfMemory> oom = GetOutOfMemory(client.Allocate(201_MiB).status());
@@ -197,10 +197,10 @@ TEST_P(ExplainedTest, WhatTheAdviceNamesHelps) {
     ASSERT_OK_AND_ASSIGN(const Buffer buffer, client.Allocate(201_MiB));
   }
   EXPECT_EQ(Ctl({"limit", "trainer", "420MiB"}).exit_code, 0);
-  // What is idle above the limit is asked back.
+  // The daemon asks idle memory above the limit back.
   ASSERT_TRUE(WaitFor([&] { return CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"] == 400_MiB; }));
   EXPECT_FALSE(client.Allocate(201_MiB).ok());
-  // The blocks of ten segments: 200 MiB come back.
+  // Frees the blocks of ten segments: 200 MiB comes back.
   for (int i = 0; i < 25; ++i) ASSERT_OK(kept_[static_cast<size_t>(i)].Reset());
   ASSERT_OK(client.Allocate(201_MiB).status());
 }

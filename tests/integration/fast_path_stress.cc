@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Many leasing clients at once, under everything that can happen to them: is any byte ever lost, and does the daemon
-// get everything back?
+// Many leasing clients at once, through every event that can happen to clients: the program checks that no byte is
+// lost, and that the daemon gets all memory back.
 //
-// First part: worker processes of some threads each replay recorded traces, scaled down, and verify what they wrote
-// into every block before they free it. Meanwhile sessions are trimmed, limited, recorded and looked at, and workers
-// are killed and replaced. Second part: clients start, allocate, and end in every way, again and again; each time the
-// daemon gives everything back to the device once the decay time is over.
+// The first part: worker processes with a few threads each replay recorded traces, scaled down. A thread verifies the
+// written bytes of a block before the thread frees the block. Meanwhile the parent trims, limits, records and looks at
+// sessions, and kills and replaces workers. The second part: clients start, allocate, and end in every way, again and
+// again. Each time the daemon gives all memory back to the device once the decay time is over.
 //
-// Exit codes: 0 all is well, 1 not; workers: 3 other bytes than were written, 4 an error that nothing explains.
+// Exit codes: 0 for success, 1 for a failure. Exit codes of workers: 3 for other bytes than were written, 4 for an
+// unexplained error.
 #include <signal.h>
 #include <unistd.h>
 
@@ -56,12 +57,12 @@ namespace {
 
 constexpr const char* kTraces[] = {"resnet50_b64", "gpt2_124m", "llm_serving", "two_stream_overlap",
                                    "rand_streams_10k"};
-// Real sizes divided by these, so that the pages that are written fit any machine.
+// Divisors of real sizes: the written pages then fit any machine.
 constexpr uint64_t kScales[] = {16, 64, 256};
 constexpr uint64_t kCapacity = uint64_t{2} << 30;
 constexpr absl::Duration kDecay = absl::Milliseconds(100);
 
-// In memory that all processes share, so that what a killed worker counted is not lost.
+// Counters in memory that all processes share: the counts of a killed worker are not lost.
 struct Counters {
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> allocated{0};
@@ -72,7 +73,7 @@ struct Counters {
   std::atomic<uint64_t> whole_segments{0};
 };
 
-// `marked`: what Mark() returned.
+// Ends the process if the block has other bytes than were written. `marked`: the return value of Mark().
 void Verify(const void* block, uint64_t bytes, uint64_t key, uint64_t marked, Counters& counters) {
   if (const std::optional<uint64_t> wrong = FindOtherBytes(block, bytes, key)) {
     ++counters.wrong_blocks;
@@ -98,7 +99,7 @@ void Expect(const char* what, const absl::Status& status) {
 
 // ---- A worker of the first part ----
 
-// One thread of a worker: a trace, over and over.
+// Replays a trace over and over, in a thread of a worker.
 class Replayer {
  public:
   Replayer(Client& client, Counters& counters, const Trace& trace, uint64_t seed)
@@ -120,11 +121,11 @@ class Replayer {
  private:
   struct Held {
     Buffer buffer;
-    void* pointer = nullptr;  // by Malloc(), else the buffer's
+    void* pointer = nullptr;  // memory of Malloc(), or of `buffer`
     bool plain = false;
     uint64_t bytes = 0;
     uint64_t key = 0;
-    uint64_t marked = 0;  // bytes of it
+    uint64_t marked = 0;  // number of bytes that Mark() has written
     Stream last_stream = 0;
   };
 
@@ -221,7 +222,7 @@ class Replayer {
   const Trace& trace_;
   std::mt19937_64 random_;
   uint64_t key_;
-  std::vector<Held> held_;  // by id
+  std::vector<Held> held_;  // blocks by id
   uint64_t scale_ = 1;
   bool by_pointer_ = false;
 };
@@ -281,7 +282,7 @@ int AllocateAndEnd(Counters& counters, const std::string& how) {
       std::fflush(stdout);
     }
     if (how == "churning") Expect("EmptyCache", client->EmptyCache().status());
-  } while (how == "churning");  // until it is killed
+  } while (how == "churning");  // the parent kills the process
   if (how == "abrupt") _exit(0);
   return 0;
 }
@@ -373,7 +374,7 @@ class Stress {
     return counters_->wrong_blocks == 0;
   }
 
-  // What operators do, to a session that may be gone by then.
+  // Does what operators do, to a session that may have ended by then.
   bool Disturb(std::mt19937_64& random) {
     const absl::StatusOr<v1::ListSessionsResponse> list = admin_->ListSessions();
     if (!list.ok()) return Fail(list.status().ToString());
@@ -411,7 +412,7 @@ class Stress {
         break;
     }
     ++done_[absl::StrCat(what, status.ok() ? "" : absl::StrCat(", ", absl::StatusCodeToString(status.code())))];
-    // The session has gone, or its process has not yet been seen to.
+    // The session has ended, or the daemon has not yet seen to the session's process.
     if (status.ok() || absl::IsNotFound(status) || absl::IsAborted(status) || absl::IsFailedPrecondition(status) ||
         absl::IsUnavailable(status)) {
       return true;
@@ -447,7 +448,7 @@ class Stress {
     return true;
   }
 
-  // How long it takes until the daemon holds nothing of the device, no session, and no file.
+  // Returns the time until the daemon holds no device memory, no session and no file.
   absl::StatusOr<absl::Duration> WaitUntilEmpty() {
     const absl::Time begin = absl::Now();
     uint64_t reserved = 0;

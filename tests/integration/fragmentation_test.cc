@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A program that fragments its memory a little in each step, as its metrics show it.
+// A program fragments its memory a little in each step, and its metrics show the growth.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -37,7 +37,7 @@ class FragmentationTest : public DaemonTest {
   std::optional<double> Metric(const MetricsPage& page, const std::string& name, const std::string& client) {
     return page.Value("vrambroker_client_" + name, {{"client", client}, {"gpu", "0"}, {"tenant", tenant_}});
   }
-  // What it cannot give back.
+  // Returns the bytes that the client cannot give back.
   double Held(const MetricsPage& page) {
     return Metric(page, "reserved_bytes", "train").value_or(0) - Metric(page, "idle_bytes", "train").value_or(0);
   }
@@ -50,7 +50,7 @@ TEST_F(FragmentationTest, GrowthIsSeenWhileItLasts) {
   ASSERT_OK_AND_ASSIGN(Client steady, Connect("steady"));
   ASSERT_OK_AND_ASSIGN(const Buffer unused, steady.Allocate(20_MiB));
   ASSERT_OK_AND_ASSIGN(Client train, Connect("train", Limit(kLimit)));
-  // 120 full segments of 2 MiB.
+  // Fills 120 segments of 2 MiB.
   constexpr size_t kBlocksInSegment = 8;
   std::vector<std::optional<Buffer>> blocks;
   for (size_t i = 0; i < 120 * kBlocksInSegment; ++i) {
@@ -62,7 +62,7 @@ TEST_F(FragmentationTest, GrowthIsSeenWhileItLasts) {
   ASSERT_TRUE(WaitFor(is_known)) << "its client reports";
   const double held_before = Held(daemon_->Metrics());
 
-  // Each step frees every second block of four segments, and has as much allocated as before in two new ones.
+  // A step frees every second block of four segments, and allocates the same amount in two new segments.
   std::vector<Buffer> large;
   MetricsPage page = daemon_->Metrics();
   EXPECT_EQ(Metric(page, "fragmentation_growth_bytes_per_second", "train"), 0);
@@ -84,7 +84,7 @@ TEST_F(FragmentationTest, GrowthIsSeenWhileItLasts) {
   EXPECT_GE(large.size() / 4, 3u) << "too few steps to call it a trend";
   EXPECT_GT(*growth, 0);
   EXPECT_LE(*growth, Held(page) - held_before) << "a second: windows are as long at least";
-  // It is refused when it has grown by its room, which was less before the last look than when all began.
+  // A refusal comes when growth has filled the room. The room was smaller before the last look than at the beginning.
   EXPECT_LE(*growth * *left, (kLimit - held_before) * 1.001);
   EXPECT_GE(*growth * *left, (kLimit - Held(page)) * 0.999);
   EXPECT_EQ(Metric(page, "fragmentation_growth_bytes_per_second", "steady"), 0);

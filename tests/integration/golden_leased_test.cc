@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What was recorded from PyTorch's allocator, through a client that leases its segments from a real daemon: every row.
+// Recordings of PyTorch's allocator, through a client that leases its segments from a real daemon: every row.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -19,8 +19,8 @@
 namespace vrambroker::testing_support {
 namespace {
 
-// The streams of the host device are always done, so the traces in which one is not cannot be told it. The unit tests
-// have these.
+// Streams of the host device are always done, so the host device cannot replay a trace with an unfinished stream. The
+// unit tests replay such traces.
 const std::set<std::string>& NeedUnfinishedStreams() {
   static const auto& names = *new std::set<std::string>{"record_basic", "record_empty_cache", "record_head_of_line",
                                                         "record_own_stream", "two_stream_overlap"};
@@ -47,12 +47,12 @@ std::vector<std::string> TraceNames() {
   return {names.begin(), names.end()};
 }
 
-// A client that performs the operations of a trace.
+// Performs the operations of a trace with a client.
 class Player {
  public:
   Player(Client client, RawClient raw) : client_(std::move(client)), raw_(std::move(raw)) {}
 
-  // What `op` came to, and where an allocation was placed.
+  // Returns the result of `op`, and the place of an allocation.
   std::pair<Replay::Result, std::optional<PlacedBlock>> Do(const TraceOp& op) {
     using Kind = TraceOp::Kind;
     switch (op.kind) {
@@ -112,7 +112,7 @@ class Player {
     buffers_[op.id] = *std::move(buffer);
     return {Replay::Result::kOk, placed};
   }
-  // From a snapshot.
+  // Reads the size of a segment from a snapshot.
   uint64_t SegmentBytes(uint64_t id) {
     const absl::StatusOr<std::vector<v1::GetSnapshotResponse>> parts = raw_.GetSnapshot(Ref(client_.session_id()), 0);
     EXPECT_OK(parts);
@@ -127,7 +127,7 @@ class Player {
   Client client_;
   RawClient raw_;
   std::map<uint32_t, Buffer> buffers_;
-  std::map<uint64_t, PlacedBlock> segments_;  // by id: order and size
+  std::map<uint64_t, PlacedBlock> segments_;  // order and size of segments by id
 };
 
 class GoldenLeasedTest : public DaemonTest, public ::testing::WithParamInterface<std::string> {};
@@ -144,7 +144,7 @@ TEST_P(GoldenLeasedTest, EveryRowIsAsRecorded) {
   const std::vector<absl::string_view> expected = absl::StrSplit(absl::StripSuffix(expected_text, "\n"), '\n');
   ASSERT_EQ(expected.size(), trace.ops.size() + 2);
 
-  // No byte of it is touched: more than the machine has is fine.
+  // The test touches no byte of the memory: the capacity may exceed the machine's memory.
   const uint64_t capacity = std::min(config.device_bytes, uint64_t{1} << 40);
   ASSERT_OK(StartDaemon({.capacity = absl::StrCat(capacity)}));
   ClientOptions options;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Clients that mean harm: what another process holds is not theirs to read, free or change, and each of the daemon's
-// bounds is refused by its name. Malformed input is bad_input_test.cc.
+// Clients that mean harm: a client cannot read, free or change memory of another process, and a refusal names the
+// daemon's bound. bad_input_test.cc covers malformed input.
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -62,9 +62,10 @@ class HostileTest : public DaemonTest {
   std::optional<RawClient> raw_;
 };
 
-// ---- What others hold ----
+// ---- Memory of other processes ----
 
-// Two processes of the same user hold memory, one of each placement. This one tries every call with their ids.
+// Two processes of the same user hold memory, one process of each placement. The test's own process tries every call
+// with the ids of the two processes.
 class VictimsTest : public HostileTest {
  protected:
   void SetUp() override {
@@ -100,7 +101,7 @@ class VictimsTest : public HostileTest {
   std::vector<v1::Session> before_;
 };
 
-// Ids that the victims' blocks and segments have, and a few more: both are counted from 1.
+// Ids of the victims' blocks and segments, and a few more ids: the daemon counts both kinds from 1.
 constexpr uint64_t kSomeIds = 20;
 
 TEST_F(VictimsTest, NoCallTakesTheSessionOfAnotherProcess) {
@@ -138,7 +139,7 @@ TEST_F(VictimsTest, NoSessionFreesWhatAnotherHolds) {
     EXPECT_STATUS(Return(*raw_, returning.session_id(), {guess}), StatusCode::kNotFound, "holds no segment");
     v1::SessionRequest free;
     free.mutable_free()->mutable_request()->add_block_ids(guess);
-    free.mutable_free()->mutable_request()->set_session_id(before_[1].id());  // ignored here
+    free.mutable_free()->mutable_request()->set_session_id(before_[1].id());  // the daemon ignores the id here
     EXPECT_EQ(ask(remote, free), kNotFound);
     v1::SessionRequest give_back;
     give_back.mutable_return_segments()->mutable_request()->add_segment_ids(guess);
@@ -193,12 +194,12 @@ TEST_F(HostileTest, SegmentsPerSession) {
   EXPECT_STATUS(refused, StatusCode::kResourceExhausted, "holds 4 segments, and max_segments_per_session allows 5");
   EXPECT_FALSE(GetOutOfMemory(refused.status()).has_value()) << "this is not about memory";
   EXPECT_OK(Lease(*raw_, id, 1));
-  v1::SessionRequest lease;  // over the stream, and from the other device
+  v1::SessionRequest lease;  // a lease over the stream, and from the other device
   lease.mutable_lease()->mutable_request()->set_device(1);
   lease.mutable_lease()->mutable_request()->add_segment_bytes(2_MiB);
   stream.Send(lease);
   EXPECT_EQ(stream.Receive()->result().error().code(), static_cast<int>(StatusCode::kResourceExhausted));
-  // Another session has its own; and what is returned may be leased again.
+  // Another session has its own bound. A returned segment makes room for a new lease.
   RawStream other(*raw_);
   ASSERT_OK_AND_ASSIGN(const v1::Welcome second, other.Open(LeasingHello("another")));
   EXPECT_OK(Lease(*raw_, second.session_id(), 5));
@@ -238,7 +239,7 @@ TEST_F(HostileTest, EveryCallCountsAgainstTheRate) {
       {"HoldRecording", [&] { return raw_->HoldRecording(Ref(999), 1); }},
   };
   for (const auto& [name, call] : calls) {
-    // Six at once, then three a second.
+    // Six calls succeed at once, then three calls a second.
     EXPECT_TRUE(WaitFor([&, &call = call] { return IsOverTheRate(call()); })) << name;
     EXPECT_TRUE(WaitFor([&, &call = call] { return !IsOverTheRate(call()); })) << name << " works again";
   }
@@ -282,7 +283,7 @@ TEST_F(HostileTest, WhatIsGivenBackOverTheRateIsTaken) {
   }));
   for (const v1::Session& session : sessions->sessions()) {
     EXPECT_EQ(session.devices(0).stats().allocated_bytes().all().current(), 0u) << session.name();
-    const bool leases = session.name() == "leased";  // the others' caches are the daemon's
+    const bool leases = session.name() == "leased";  // the daemon owns the caches of the other sessions
     EXPECT_EQ(leases ? session.devices(0).reserved_bytes() : 0, 0u);
   }
 }
@@ -294,7 +295,7 @@ TEST_F(HostileTest, CallsOverTheRateDoNotEndASession) {
   v1::SessionRequest free;
   free.mutable_free()->mutable_request()->add_block_ids(999);
   int refused = 0;
-  // More than a stream's messages without answers may be.
+  // Sends more messages than a stream may have without answers.
   for (uint64_t i = 0; i < 2000; ++i) {
     free.mutable_free()->set_call_id(i);
     ASSERT_TRUE(stream.Send(free));
@@ -332,7 +333,7 @@ TEST_F(HostileTest, OneUserDoesNotSlowDownAnother) {
   EXPECT_OK(other->Call("list"));
 }
 
-// Calls until its end, from a thread of its own: something is always under way, however slow this machine is.
+// Repeats a call until its own end, in a separate thread: a call is always under way, however slow this machine is.
 class Again {
  public:
   explicit Again(std::function<void()> call)
@@ -360,7 +361,7 @@ TEST_F(HostileTest, QuestionsThatWaitForOneUser) {
     const Again first([&] { (void)raw_->TrimSession(Ref("mute0")); });
     const Again second([&] { (void)raw_->TrimSession(Ref("mute1")); });
     EXPECT_TRUE(WaitFor([&] { return Refused(raw_->TrimSession(Ref("mute2")).status(), "max_questions_per_uid"); }));
-    for (const auto& stream : mute) stream->Cancel();  // nobody need wait for it any longer
+    for (const auto& stream : mute) stream->Cancel();  // no caller waits for the streams any longer
   }
   RawStream late(*raw_);
   ASSERT_OK(late.Open(LeasingHello("late")));
@@ -403,7 +404,7 @@ TEST_F(HostileTest, SnapshotsOneAfterTheOtherAreNotAtATime) {
 TEST_F(HostileTest, UnreadableMessagesDoNotFillTheLog) {
   const absl::Time begin = absl::Now();
   Begin("");
-  // A name that is no UTF-8, of which protobuf writes a line.
+  // A name that is no UTF-8 makes protobuf write a line.
   const std::string bad("\x0a\x03\x12\x01\xff", 5);
   constexpr int kCount = 5000;
   for (int i = 0; i < kCount; ++i) {
@@ -421,11 +422,12 @@ TEST_F(HostileTest, StreamsThatNeverSayHello) {
   Begin("max_sessions_per_uid: 2");
   std::vector<std::unique_ptr<RawStream>> silent;
   EXPECT_TRUE(WaitFor([&] {
-    // One more each time: the daemon may see a stream later than one that was opened after it, and then refuse it.
+    // Opens one more stream each time: the daemon may see an older stream after a newer stream, and then refuse the
+    // older stream.
     silent.push_back(std::make_unique<RawStream>(*raw_));
     RawStream stream(*raw_);
     const auto answer = stream.Hello();
-    // Four silent ones are what it takes. A session that stays would count below.
+    // Four silent streams are enough for a refusal. A session that stays would count below.
     if (answer.ok()) {
       EXPECT_OK(stream.Goodbye());
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon's HTTP port: what it answers is what vramctl says, and no client of it keeps others out.
+// The daemon's HTTP port: answers agree with vramctl, and no HTTP client keeps other clients out.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pwd.h>
@@ -51,7 +51,8 @@ class HttpTest : public VramctlDaemonTest {
     return json;
   }
 
-  // The map when it has the blocks of all of so many sessions: who was slow to answer is in the next one.
+  // Returns the map once the map has the blocks of all `sessions` sessions: a session that is slow to answer is in the
+  // next map.
   Json MapOf(size_t sessions) {
     Json map;
     EXPECT_TRUE(WaitFor([&] {
@@ -63,7 +64,7 @@ class HttpTest : public VramctlDaemonTest {
     return map;
   }
 
-  // `flags`: SOCK_NONBLOCK does not wait for the daemon to take the connection.
+  // Connects to the port. `flags`: SOCK_NONBLOCK does not wait for the daemon to take the connection.
   UniqueFd Connect(int flags = 0) const {
     UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | flags, 0));
     sockaddr_in address = {};
@@ -74,12 +75,12 @@ class HttpTest : public VramctlDaemonTest {
     EXPECT_TRUE(connected == 0 || (flags == SOCK_NONBLOCK && errno == EINPROGRESS));
     return fd;
   }
-  // Of a connection on which nothing has been answered: whether the daemon still has it.
+  // Tells whether the daemon still has a connection that has got no answer.
   static bool IsOpen(const UniqueFd& fd) {
     char byte;
     return recv(fd.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
   }
-  // The answer to a request as it is; empty when there is none.
+  // Returns the answer to a raw request; empty if there is no answer.
   std::string Ask(const std::string& request) const {
     const UniqueFd fd = Connect();
     EXPECT_EQ(send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
@@ -95,7 +96,7 @@ class HttpTest : public VramctlDaemonTest {
   }
 };
 
-// Everything that is in `expected` is in `actual`, too.
+// Checks that `actual` has everything that `expected` has.
 void ExpectContains(const Json& actual, const Json& expected, const std::string& where) {
   if (expected.is_object()) {
     for (const auto& [key, value] : expected.items()) {
@@ -127,14 +128,14 @@ TEST_F(HttpTest, SaysWhatVramctlSays) {
     return sessions.size() == 2 && sessions[0]["devices"][0]["allocated_bytes"] == 1024;
   }));
   for (Json& session : sessions) {
-    session.erase("idle_ms");  // grows
-    session.erase("user");     // this and the command may not be known yet
+    session.erase("idle_ms");  // the figure grows
+    session.erase("user");     // the daemon may not know user and command yet
     session.erase("command");
   }
   const Json state = Get("/api/v1/state");
   ExpectContains(state["sessions"], sessions, "state.sessions");
   Json devices = CtlJson({"status"})["devices"];
-  // The daemon asks a GPU's driver for its processes and sensors by itself, at any time between the two.
+  // The daemon asks a GPU's driver for processes and sensors at any time, also between the two answers.
   for (Json& device : devices) {
     device.erase("processes");
     device.erase("processes_fault");
@@ -150,7 +151,7 @@ TEST_F(HttpTest, SaysWhatVramctlSays) {
     const RunResult file = Ctl({"snapshot", session["name"], "-o", "-"});
     ASSERT_EQ(file.exit_code, 0) << file.err;
     Json heap = Json::parse(file.out);
-    for (Json& events : heap["device_traces"]) events = Json::array();  // not for everyone who can connect
+    for (Json& events : heap["device_traces"]) events = Json::array();  // events are not for everyone who can connect
     EXPECT_EQ(Get("/snapshot.json?session=" + std::string(session["name"])), heap);
     EXPECT_EQ(Get(absl::StrCat("/snapshot.json?device=0&session=", uint64_t{session["id"]})), heap);
   }
@@ -175,7 +176,7 @@ TEST_F(HttpTest, SaysWhoseASessionIsWhatItRunsAndSinceWhenItIsIdle) {
     constexpr int64_t kLongMs = 500;
     EXPECT_TRUE(WaitFor([&] { return idle_ms() > kLongMs; })) << session();
     EXPECT_TRUE(WaitFor([&] {
-      EXPECT_OK(client.Allocate(3_MiB).status());  // and frees it
+      EXPECT_OK(client.Allocate(3_MiB).status());  // allocates a block, and frees the block
       return idle_ms() < kLongMs;
     })) << session();
   }
@@ -246,9 +247,9 @@ TEST_F(HttpTest, TheMapHasEverySegmentWithItsBlocks) {
     bytes += uint64_t{segment["bytes"]};
   }
   EXPECT_EQ(bytes, Get("/api/v1/state")["devices"][0]["leased_bytes"]);
-  // Of the second: a hole of 4 MiB, 6 MiB allocated, the rest free.
+  // The second segment has a hole of 4 MiB, 6 MiB allocated, and the rest free.
   EXPECT_EQ(map["segments"][1]["blocks"], Json({4_MiB, 4_MiB, 0, 6_MiB, 6_MiB, 1, 10_MiB, 0, 0}));
-  // What a client has given back is drawn too, without blocks.
+  // The map draws memory that a client has given back, too, without blocks.
   ASSERT_OK(leaving.Call("goodbye"));
   EXPECT_TRUE(WaitFor([&] {
     const Json now = Get("/api/v1/map");
@@ -259,7 +260,7 @@ TEST_F(HttpTest, TheMapHasEverySegmentWithItsBlocks) {
   }));
 }
 
-// A client may say of its heap what it likes: it draws nothing over others' memory, and no more blocks than fit.
+// A client may say anything of its heap: the map draws no lie over other clients' memory, and no more blocks than fit.
 TEST_F(HttpTest, TheMapDoesNotBelieveWhatCannotBe) {
   ASSERT_OK_AND_ASSIGN(Client honest, VramctlDaemonTest::Connect("honest"));
   ASSERT_OK_AND_ASSIGN(const Buffer buffer, honest.Allocate(4_MiB));
@@ -310,14 +311,14 @@ TEST_F(HttpTest, TheMapDoesNotBelieveWhatCannotBe) {
   for (const Json& segment : lies["segments"]) {
     EXPECT_EQ(segment["blocks"].size() / 3, segment["id"] == others ? 2u : 3u) << segment;
   }
-  blocks_of_own = 2_MiB / 512;  // with the one of the other's
+  blocks_of_own = 2_MiB / 512;  // one block too many, with the block in the other session's segment
   const Json too_many = map_with("too_many_blocks");
   for (const Json& segment : too_many["segments"]) EXPECT_EQ(segment.contains("blocks"), segment["id"] == others);
   stream.Cancel();
   liar.join();
 }
 
-// More clients of one user than may be asked at a time.
+// The user has more clients than the daemon may ask at a time.
 TEST_F(HttpTest, TheMapHasTheBlocksOfManySessions) {
   std::vector<Client> clients;
   std::vector<Buffer> buffers;
@@ -332,7 +333,7 @@ TEST_F(HttpTest, TheMapHasTheBlocksOfManySessions) {
   for (const Json& segment : map["segments"]) EXPECT_TRUE(segment.contains("blocks")) << segment;
 }
 
-// A page that is open does not write into the history that others record.
+// An open page does not write into the history that sessions record.
 TEST_F(HttpTest, TheMapLeavesNoTraceInWhatASessionRecords) {
   ASSERT_OK_AND_ASSIGN(Client leasing, VramctlDaemonTest::Connect("leasing"));
   placement_ = Placement::kRemote;
@@ -347,7 +348,7 @@ TEST_F(HttpTest, TheMapLeavesNoTraceInWhatASessionRecords) {
     const Json snapshot = CtlJson({"snapshot", name, "--output=-"});
     int snapshots = 0;
     for (const Json& event : snapshot["device_traces"][0]) snapshots += event["action"] == "snapshot" ? 1 : 0;
-    EXPECT_EQ(snapshots, 1) << snapshot;  // this one
+    EXPECT_EQ(snapshots, 1) << snapshot;  // the snapshot of this command
   }
 }
 
@@ -356,7 +357,7 @@ TEST_F(HttpTest, AClientThatDoesNotAnswerIsNamedAndTheOthersAreShown) {
   ASSERT_OK(silent.Call("alloc 5000000"));
   ASSERT_OK_AND_ASSIGN(Client other, VramctlDaemonTest::Connect("other"));
   ASSERT_OK_AND_ASSIGN(const Buffer buffer, other.Allocate(4_MiB));
-  silent.process().Signal(SIGSTOP);  // it may answer once more
+  silent.process().Signal(SIGSTOP);  // the client may answer once more
   Json map;
   const auto answers = [&](const std::string& of_silent) {
     map = Get("/api/v1/map");
@@ -424,11 +425,12 @@ TEST_F(HttpTest, RefusesWhatItDoesNotUnderstand) {
 }
 
 TEST_F(HttpTest, SlowReadersAndSilentConnectionsKeepNobodyOut) {
-  // A large answer for those who do not read it: 20,000 blocks.
+  // Makes the answer large for clients that do not read the answer: 20,000 blocks.
   ASSERT_OK_AND_ASSIGN(ClientProcess client, ConnectProcess("client"));
   ASSERT_OK(client.Call("fill 20000 600 1"));
   std::vector<UniqueFd> slow;
-  // A daemon that waited for each of them would have dropped them all, for their slowness, before it came to this page.
+  // A daemon that waited for each slow client would have dropped all of the slow clients before the daemon came to this
+  // page.
   EXPECT_TRUE(WaitFor([&] {
     slow.clear();
     for (int i = 0; i < 40; ++i) {
@@ -444,7 +446,8 @@ TEST_F(HttpTest, SlowReadersAndSilentConnectionsKeepNobodyOut) {
   ASSERT_OK(another.Call("alloc 1000"));
 }
 
-// All of them stay while the test asks: 1,000 that say nothing, and 100 that never come to the end of a request.
+// All connections stay while the test asks: 1,000 connections say nothing, and 100 connections never come to the end of
+// a request.
 TEST_F(HttpTest, SilentAndTricklingConnectionsKeepNobodyOut) {
   rlimit files = {};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
@@ -453,7 +456,7 @@ TEST_F(HttpTest, SilentAndTricklingConnectionsKeepNobodyOut) {
   std::vector<UniqueFd> silent(1000);
   for (UniqueFd& each : silent) each = Connect(SOCK_NONBLOCK);
   std::vector<UniqueFd> trickling(100);
-  // Each sends a byte while somebody else asks for a page.
+  // A trickling connection sends a byte for each page that the test asks for.
   constexpr int kPages = 40;
   constexpr int kRoundsBefore = 3;
   std::counting_semaphore<> rounds(kRoundsBefore);
@@ -465,15 +468,15 @@ TEST_F(HttpTest, SilentAndTricklingConnectionsKeepNobodyOut) {
       for (UniqueFd& each : trickling) {
         if (!each.valid()) each = Connect(SOCK_NONBLOCK);
         const char byte = i < request.size() ? request[i] : 'x';
-        if (send(each.get(), &byte, 1, MSG_NOSIGNAL) != 1 && errno != EAGAIN) each.Reset();  // closed: once more
+        if (send(each.get(), &byte, 1, MSG_NOSIGNAL) != 1 && errno != EAGAIN) each.Reset();  // connect again
       }
       if (i < kRoundsBefore) begun.count_down();
     }
   });
   begun.wait();
-  if (files.rlim_max >= 20'000) {  // with fewer descriptors, the oldest make room for the newest
+  if (files.rlim_max >= 20'000) {  // fewer descriptors: old connections make room for new connections
     EXPECT_TRUE(WaitFor([&] {
-      // The daemon drops each after half a minute: those come again.
+      // The daemon drops a silent connection after half a minute: dropped connections come again.
       for (UniqueFd& each : silent) {
         if (!IsOpen(each)) each = Connect(SOCK_NONBLOCK);
       }
@@ -481,7 +484,7 @@ TEST_F(HttpTest, SilentAndTricklingConnectionsKeepNobodyOut) {
       return daemon_->Metrics().Value("vrambroker_http_connections").value_or(0) >= 1100;
     }));
   }
-  for (int i = 0; i < kPages && !HasFailure(); ++i) {  // each failure may take minutes
+  for (int i = 0; i < kPages && !HasFailure(); ++i) {  // a failure may take minutes
     rounds.release();
     const char* path = i % 2 == 0 ? "/healthz" : "/metrics";
     const absl::StatusOr<HttpAnswer> answer = daemon_->Get(path);
@@ -493,12 +496,12 @@ TEST_F(HttpTest, SilentAndTricklingConnectionsKeepNobodyOut) {
   done = true;
   rounds.release();
   trickle.join();
-  // Memory is served all the same: of the daemon's descriptors these have a bounded part.
+  // The daemon serves memory all the same: HTTP connections have a bounded part of the daemon's descriptors.
   ASSERT_OK_AND_ASSIGN(ClientProcess client, ConnectProcess("client"));
   ASSERT_OK(client.Call("alloc 1000"));
 }
 
-// Each may take much memory. Another one waits for its turn.
+// A snapshot may take much memory. A second snapshot waits for its turn.
 TEST_F(HttpTest, OneSnapshotAtATime) {
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
   RawStream mute(raw);
@@ -527,7 +530,7 @@ TEST_F(HttpTest, DaemonStopsWhileTheMapIsAskedFor) {
   const UniqueFd asking = Connect();
   const std::string request = "GET /snapshot.json?session=silent HTTP/1.1\r\nHost: localhost\r\n\r\n";
   ASSERT_EQ(send(asking.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
-  EXPECT_EQ(Get("/api/v1/map")["sessions"].size(), 1u);  // so the request before it has arrived
+  EXPECT_EQ(Get("/api/v1/map")["sessions"].size(), 1u);  // the earlier request has arrived by now
   daemon_->process().Signal(SIGTERM);
   daemon_->process().Signal(SIGTERM);
   EXPECT_EQ(daemon_->process().Wait().value_or(-1), 0);

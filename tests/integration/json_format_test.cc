@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// client/JSON.md is what scripts rely on: vramctl prints every field that it names, of its type, and no other.
+// Scripts rely on client/JSON.md: vramctl prints every field that the file names, of the named type, and no other
+// field.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -32,7 +33,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Whether a value is of a type as the column `type` has it: "integer, bytes", "array of [device](#device)".
+// Tells whether a value is of a type in the notation of the column `type`: "integer, bytes", "array of
+// [device](#device)".
 bool IsOfType(const Json& value, absl::string_view type) {
   if (absl::ConsumePrefix(&type, "array of ")) {
     if (!value.is_array()) return false;
@@ -49,7 +51,7 @@ bool IsOfType(const Json& value, absl::string_view type) {
   return value.is_object() && (absl::StartsWith(type, "object") || absl::StartsWith(type, "["));
 }
 
-// The heading of the section that a type links to; empty when it links to none.
+// Returns the heading of the section that a type links to; empty if the type has no link.
 std::string LinkedHeading(const std::string& type) {
   const size_t link = type.find("](#");
   if (link == std::string::npos) return "";
@@ -79,7 +81,7 @@ class JsonFormatTest : public VramctlDaemonTest {
     ASSERT_FALSE(fields_.empty()) << "no tables in client/JSON.md";
   }
 
-  // "| `devices[].name` | string | for people |"
+  // Reads a row, such as "| `devices[].name` | string | for people |".
   void ReadRow(const std::string& heading, const std::string& row) {
     const std::vector<std::string> cells = absl::StrSplit(row, '|');
     ASSERT_EQ(cells.size(), 5u) << row;
@@ -92,7 +94,8 @@ class JsonFormatTest : public VramctlDaemonTest {
     }
   }
 
-  // Every field of `object`, and of what is in it, is to be in the tables of this section or of those that it links to.
+  // Checks that the tables of this section, or of sections linked there, name every field of `object`, including nested
+  // fields.
   void Check(const std::string& heading, const Json& object, const std::string& prefix = "") {
     ASSERT_TRUE(object.is_object()) << "section " << heading << ": " << object;
     std::map<std::string, Field>& section = fields_[heading];
@@ -132,7 +135,7 @@ class JsonFormatTest : public VramctlDaemonTest {
     Check("errors", Json::parse(result.err, nullptr, /*allow_exceptions=*/false));
   }
 
-  std::map<std::string, std::map<std::string, Field>> fields_;  // by heading and path
+  std::map<std::string, std::map<std::string, Field>> fields_;  // fields by heading and path
   std::set<std::string> headings_;
 };
 
@@ -140,8 +143,8 @@ TEST_F(JsonFormatTest, EveryCommandHasItsSection) {
   const RunResult commands = RunProgram({VramctlProgram(), "__complete", ""});
   ASSERT_EQ(commands.exit_code, 0) << commands.err;
   for (const absl::string_view name : absl::StrSplit(commands.out, '\n', absl::SkipEmpty())) {
-    if (name == "top" || name == "help" || name == "version") continue;  // these print no JSON
-    if (name == "policy" || name == "plan") continue;                    // these have commands of their own
+    if (name == "top" || name == "help" || name == "version") continue;  // such commands print no JSON
+    if (name == "policy" || name == "plan") continue;                    // such commands have subcommands
     EXPECT_TRUE(headings_.contains(std::string(name))) << name;
   }
   for (const char* name : {"policy explain", "plan train", "plan serve", "plan share"}) {
@@ -149,7 +152,7 @@ TEST_F(JsonFormatTest, EveryCommandHasItsSection) {
   }
 }
 
-// What a process leaves behind stays in quarantine.
+// Memory that a process leaves behind stays in quarantine.
 constexpr char kConfig[] = R"(
   settle_time: "1h"
   rules { name: "training" session_name: "train-*" limit { fraction: 0.5 } }
@@ -158,7 +161,7 @@ constexpr char kConfig[] = R"(
 TEST_F(JsonFormatTest, IsAsDocumented) {
   ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = kConfig}));
 
-  // A refusal for which an emptied cache would have been enough: see diagnose_test.cc in tests/unit.
+  // An emptied cache would have prevented the refusal: see diagnose_test.cc in tests/unit.
   {
     ASSERT_OK_AND_ASSIGN(Client job, Connect("job", Limit(200_MiB)));
     const MemoryScope scope("forward");
@@ -176,11 +179,11 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
     CheckCommand("map", {"map", "job"});
   }
 
-  // The daemon knows all of a remote session at once.
+  // The daemon knows a remote session's figures at once.
   ASSERT_OK_AND_ASSIGN(ClientProcess holder, ClientProcess::Start(dir()));
   ASSERT_OK(holder.Call("connect holder - remote"));
   CheckCommand("record", {"record", "holder", "100"});
-  ASSERT_OK(holder.Call(absl::StrCat("alloc ", 5_MiB)));  // of a segment of 20 MiB
+  ASSERT_OK(holder.Call(absl::StrCat("alloc ", 5_MiB)));  // part of a segment of 20 MiB
   ASSERT_OK(holder.Call(absl::StrCat("alloc ", 80_MiB)));
   CheckCommand("status", {"status"});
   CheckCommand("sessions", {"sessions"});
@@ -216,7 +219,7 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
 
   CheckCommand("diagnose without a refusal", {"diagnose", "holder", "--for=torch-2.6"});
 
-  // hold, and two refusals: one names others and what they do not use.
+  // Checks hold, and two refusals: one refusal names other sessions and their unused memory.
   ASSERT_OK_AND_ASSIGN(
       const std::unique_ptr<ChildProcess> hold,
       ChildProcess::Start({VramctlProgram(), "hold", "1MiB", "--name=hold", "--format=json", "--socket-dir=" + dir()}));
@@ -227,7 +230,7 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   EXPECT_FALSE(holder.Call(absl::StrCat("alloc ", 200_MiB)).ok()) << "and it has a partly used segment";
   CheckCommand("ooms", {"ooms"});
 
-  // Traces: what the session did, and one for which other settings are better.
+  // Checks traces: a trace of the session, and a trace for which other settings are better.
   const std::string file = MakeTempDir() + "/holder.pickle";
   CheckCommand("snapshot", {"snapshot", "holder", "-o", file});
   ASSERT_OK(holder.Call(absl::StrCat("alloc ", 1_MiB)));
@@ -240,7 +243,7 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   const std::string trace = absl::StrCat(paths::kGoldenDir, "/maxsplit_128");
   CheckCommand("tune", {"tune", trace + ".trace", "--conf", trace + ".conf"});
 
-  // Plans.
+  // Checks plans.
   const std::string step = MakeTempDir() + "/step.trace";
   const Arguments model = {"--layers=2", "--hidden=256", "--heads=2", "--vocab=1000", "--device-bytes=1GiB"};
   Arguments train = {"plan", "train", "-o", step, "--batch=4"};
@@ -251,7 +254,8 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   CheckCommand("plan serve", serve);
   CheckCommand("plan share", {"plan", "share", step, step, "--device-bytes=4GiB"});
 
-  // A process that is gone, and one whose session is: it keeps its memory, and nobody can ask it for its blocks.
+  // A process has ended, and another process has lost its session. The second process keeps its memory, and the daemon
+  // cannot ask the process for its blocks.
   ASSERT_OK_AND_ASSIGN(ClientProcess dead, ConnectProcess("dead"));
   ASSERT_OK(dead.Call(absl::StrCat("alloc ", 1_MiB)));
   dead.process().Signal(SIGKILL);
@@ -263,7 +267,7 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   CheckCommand("end", {"end", "ended"});
   CheckCommand("map", {"map"});
 
-  // One that could be served but for what is in use.
+  // A request waits that the device could serve without the memory in use.
   ASSERT_OK_AND_ASSIGN(ClientProcess patient, ClientProcess::Start(dir()));
   ASSERT_OK(patient.Call("connect patient - remote wait_ms=3600000"));
   ASSERT_OK(patient.Send(absl::StrCat("alloc ", 200_MiB)));
@@ -273,7 +277,7 @@ TEST_F(JsonFormatTest, IsAsDocumented) {
   }));
   CheckCommand("session", {"summary", "patient"});
 
-  // A GPU: this daemon has none.
+  // Checks the fields of a GPU: this daemon has no GPU.
   v1::Device gpu;
   gpu.add_processes()->set_kind(v1::DeviceProcess::CLIENT);
   Check("device", ToJson(gpu, DeviceSums()));

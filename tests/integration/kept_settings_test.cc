@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files that a daemon leaves in its socket directory for the next daemon: settings that operators have made of live
-// sessions, and files that cannot be used.
+// Files that a daemon leaves in its socket directory for the next daemon: operators' settings of live sessions, and
+// files that the daemon cannot use.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -37,12 +37,12 @@ class KeptSettingsTest : public VramctlDaemonTest {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(result.err, "");
   }
-  // Killed right after it has answered.
+  // Kills the daemon right after its answer, and starts the daemon again.
   void KillAndRestart() {
     daemon_->Kill();
     ASSERT_OK(daemon_->Restart());
   }
-  // As the daemon has it, or nothing.
+  // Returns the daemon's view of the session; empty if the session is unknown.
   v1::Session Session(const std::string& name) {
     absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
     const absl::StatusOr<v1::ListSessionsResponse> sessions = raw.ok() ? raw->ListSessions() : raw.status();
@@ -65,7 +65,7 @@ TEST_F(KeptSettingsTest, WhatAnOperatorHasSetHoldsOverRestarts) {
   ASSERT_OK_AND_ASSIGN(ClientProcess trainer, ConnectProcess("trainer"));
   ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
   EXPECT_EQ(LimitOf("trainer"), 128_MiB);
-  Change({"limit", "trainer", "192MiB"});  // more than the policy gives
+  Change({"limit", "trainer", "192MiB"});  // the limit is above the policy's limit
   Change({"guarantee", "trainer", "0.25"});
   Change({"priority", "trainer", "7"});
   for (int restart = 0; restart < 3; ++restart) {
@@ -158,12 +158,12 @@ TEST_F(KeptSettingsTest, AGuaranteeThatCannotBeGivenAnyMoreIsLeftOut) {
   EXPECT_OK(guaranteed.Call("alloc 1000"));
 }
 
-// The session would rely on its rule's guarantee, so it is refused until the guarantee fits. Nothing set is lost
-// meanwhile.
+// The session relies on its rule's guarantee, so the daemon refuses the session until the guarantee fits. The settings
+// stay kept meanwhile.
 TEST_F(KeptSettingsTest, ASessionWithoutRoomForItsRulesGuaranteeIsRefusedUntilThereIs) {
   ASSERT_OK_AND_ASSIGN(ClientProcess guaranteed, ConnectProcess("guaranteed"));
   Change({"guarantee", "guaranteed", "10MiB"});
-  Change({"limit", "guaranteed", "15MiB"});  // lower than its rule's guarantee
+  Change({"limit", "guaranteed", "15MiB"});  // a limit below the rule's guarantee
   Change({"priority", "guaranteed", "3"});
   guaranteed.process().Signal(SIGSTOP);
   ASSERT_NO_FATAL_FAILURE(KillAndRestart());
@@ -187,7 +187,7 @@ TEST_F(KeptSettingsTest, ASessionWithoutRoomForItsRulesGuaranteeIsRefusedUntilTh
   EXPECT_EQ(Session("guaranteed").priority(), 3);
 }
 
-// Neither the client nor a rule relies on a guarantee.
+// The client and the rules give the session no guarantee to rely on.
 TEST_F(KeptSettingsTest, ASessionWithoutAGuaranteeOfItsOwnGoesOnWithoutTheOperators) {
   ASSERT_OK_AND_ASSIGN(ClientProcess plain, ConnectProcess("plain"));
   Change({"guarantee", "plain", "10MiB"});
@@ -213,7 +213,7 @@ TEST_F(KeptSettingsTest, ASessionInAClaimHasItsOwn) {
   ASSERT_TRUE(IsBack("member"));
   EXPECT_EQ(LimitOf("member"), 64_MiB);
   EXPECT_EQ(Session("member").priority(), 9);
-  // The claim's word is the later one.
+  // The claim's priority is the later setting.
   Change({"claim", "set", "team", "--priority", "4"});
   ASSERT_NO_FATAL_FAILURE(KillAndRestart());
   ASSERT_TRUE(IsBack("member"));
@@ -243,7 +243,7 @@ TEST_F(KeptSettingsTest, ACountedSessionThatAnOperatorHasEndedStaysEnded) {
   EXPECT_OK(other.Call("count_hello counted -"));
 }
 
-// A directory in the place of one, as a container's runtime makes it of a mount that is not there.
+// A directory stands in the file's place: a container's runtime makes a directory for a mount that is not there.
 TEST_F(KeptSettingsTest, NoFileThatCannotBeUsedKeepsTheDaemonFromServing) {
   for (const std::string file : {"vrambroker.state", "vrambroker.segments.0", "vrambroker.members",
                                  "vrambroker.sessions", "vrambroker.state.new", "vrambroker.sessions.new"}) {
@@ -251,7 +251,7 @@ TEST_F(KeptSettingsTest, NoFileThatCannotBeUsedKeepsTheDaemonFromServing) {
     ASSERT_OK(daemon_->Stop());
     const std::string path = absl::StrCat(dir(), "/", file);
     std::filesystem::remove(path);
-    std::filesystem::remove(dir() + "/vrambroker.state");  // so that it is to be written
+    std::filesystem::remove(dir() + "/vrambroker.state");  // the daemon then has to write the file
     ASSERT_TRUE(std::filesystem::create_directories(path + "/full"));
     ASSERT_OK(daemon_->Restart()) << file;
     EXPECT_TRUE(absl::StrContains(daemon_->log(), path)) << "it says what is in the way: " << daemon_->log();
@@ -273,7 +273,7 @@ TEST_F(KeptSettingsTest, AnOperatorIsToldWhenItCannotBeKept) {
         << result.err;
   }
   EXPECT_EQ(LimitOf("trainer"), 64_MiB);
-  // The next one serves all the same.
+  // The next daemon serves all the same.
   ASSERT_NO_FATAL_FAILURE(KillAndRestart());
   ASSERT_TRUE(IsBack("trainer"));
   EXPECT_EQ(LimitOf("trainer"), 128_MiB);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Clients with an allocator of their own over leased segments: what they see, what the daemon sees of them, and what
-// happens when either goes away.
+// Clients with their own allocator over leased segments: the client's view, the daemon's view, and the end of a client
+// or of the daemon.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ namespace {
 
 class LeasedTest : public DaemonTest {
  protected:
-  // The client's lines of log.
+  // The client's log lines.
   struct Log {
     Mutex mu;
     std::vector<std::string> lines ABSL_GUARDED_BY(mu);
@@ -51,9 +51,9 @@ class LeasedTest : public DaemonTest {
     };
     return options;
   }
-  // What the daemon says of a session without asking its client; zeros when there is none.
+  // Returns the daemon's view of a session without asking the session's client; zeros if there is no such session.
   v1::SessionDevice Listed(const std::string& name) { return ListedDevice(dir(), name); }
-  // The same, of this moment.
+  // Returns the session's figures of this moment: the daemon asks the client.
   v1::SessionDevice Asked(const std::string& name) {
     absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
     if (!raw.ok()) return {};
@@ -133,7 +133,7 @@ TEST_F(LeasedTest, OutOfMemoryIsTheDaemonsAnswer) {
   ClientOptions options = Options("limited");
   options.limit = Limit(uint64_t{40_MiB});
   ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(options));
-  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(40_MiB));  // at the limit
+  ASSERT_OK_AND_ASSIGN(Buffer held, client.Allocate(40_MiB));  // the session is at its limit
   const absl::Status refused = client.Allocate(1).status();
   EXPECT_STATUS(refused, absl::StatusCode::kResourceExhausted, "out of memory (limit)");
   const std::optional<OutOfMemory> oom = GetOutOfMemory(refused);
@@ -149,7 +149,7 @@ TEST_F(LeasedTest, OutOfMemoryIsTheDaemonsAnswer) {
   EXPECT_EQ(GetOutOfMemory(client.Allocate(uint64_t{1} << 62).status())->cause, OutOfMemory::Cause::kLargerThanDevice);
   EXPECT_EQ(client.GetMemoryStats()->num_ooms, 3u);
 
-  // What is cached in the wrong shape is given back for it.
+  // The client gives back cached memory of the wrong shape for the request.
   held = Buffer();
   ASSERT_OK_AND_ASSIGN(Buffer first, client.Allocate(18_MiB));
   ASSERT_OK_AND_ASSIGN(Buffer second, client.Allocate(22_MiB));
@@ -207,7 +207,7 @@ TEST_F(LeasedTest, AProcessHoldsItselfToAFraction) {
   ASSERT_OK(client.ReturnSegment(rest));
   ASSERT_OK(client.ReturnSegment(whole));
   ASSERT_OK(client.Allocate(60_MiB).status());
-  // By the lower of both limits what is free is collected early: 90 MiB are more than half of 128.
+  // The heap collects free memory early, by the lower of both limits: 90 MiB is more than half of 128 MiB.
   ASSERT_OK(client.Allocate(20_MiB).status());
   EXPECT_LT(client.GetMemoryStats()->reserved_bytes.all.current, 110_MiB);
 
@@ -274,7 +274,7 @@ TEST_F(LeasedTest, OperatorsTrimLimitRecordAndLook) {
   EXPECT_TRUE(Holds(kept, 3));
   EXPECT_TRUE(WaitFor([&] { return log_->Has("the session has ended"); }));
 
-  // Operators get one answer to whatever they ask then.
+  // Operators get one answer to all calls after the end.
   constexpr char kHasEnded[] = "session 'operated' has ended: ";
   EXPECT_STATUS(raw.TrimSession(Ref("operated")), absl::StatusCode::kAborted, kHasEnded);
   EXPECT_STATUS(raw.GetSnapshot(Ref("operated"), 0), absl::StatusCode::kAborted, kHasEnded);
@@ -334,7 +334,7 @@ TEST_F(LeasedTest, WholeSegments) {
   EXPECT_STATUS(client.LeaseSegment(0), absl::StatusCode::kInvalidArgument, "");
   EXPECT_STATUS(client.LeaseSegment(300_MiB), absl::StatusCode::kResourceExhausted, "larger");
   EXPECT_OK(client.Allocate(200_MiB));
-  ASSERT_OK_AND_ASSIGN(void* const large, client.LeaseSegment(220_MiB));  // for which the cache is emptied
+  ASSERT_OK_AND_ASSIGN(void* const large, client.LeaseSegment(220_MiB));  // the client empties its cache first
   EXPECT_TRUE(Holds(client, segment, 4_MiB, 1));
   EXPECT_OK(client.ReturnSegment(large));
   EXPECT_OK(client.ReturnSegment(segment));
@@ -364,7 +364,7 @@ TEST_F(LeasedTest, BuffersMayOutliveTheirClient) {
     }
     Fill(buffer, 4);
     EXPECT_TRUE(Holds(buffer, 4));
-    absl::SleepFor(absl::Milliseconds(1200));  // longer than from one report of figures to the next
+    absl::SleepFor(absl::Milliseconds(1200));  // longer than the time between two reports of figures
     EXPECT_GT(Listed(name).reserved_bytes(), 0u);
     buffer = Buffer();
     EXPECT_TRUE(WaitFor([&] { return Listed(name).reserved_bytes() == 0; }));
@@ -376,7 +376,7 @@ TEST_F(LeasedTest, AChildMadeByForkIsRefused) {
   ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(Options("parent")));
   ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(1000));
   ASSERT_OK_AND_ASSIGN(void* const pointer, client.Malloc(1000));
-  // Its thread that reports is quiet then, and holds no lock that the child would have for ever.
+  // The client's reporting thread is then quiet, and holds no lock that the child would have for ever.
   ASSERT_TRUE(WaitFor([&] { return Listed("parent").stats().allocation().all().current() == 2; }));
   const pid_t child = fork();
   if (child == 0) {
@@ -384,7 +384,7 @@ TEST_F(LeasedTest, AChildMadeByForkIsRefused) {
         absl::IsFailedPrecondition(client.Allocate(10).status()) &&
         absl::IsFailedPrecondition(client.Malloc(10).status()) && absl::IsFailedPrecondition(client.Free(pointer)) &&
         absl::IsFailedPrecondition(client.EmptyCache().status()) && absl::IsFailedPrecondition(client.status());
-    buffer = Buffer();  // does nothing
+    buffer = Buffer();  // does nothing in the child
     _exit(refused ? 0 : 1);
   }
   int status = 0;
@@ -410,7 +410,7 @@ TEST_F(LeasedTest, AnEndedSessionGivesBackWhatIsFreed) {
   EXPECT_EQ(Listed("ended").reserved_bytes(), 0u);
 }
 
-// ---- The daemon goes away ----
+// ---- Loss of the daemon ----
 
 TEST_F(LeasedTest, ALostDaemonIsReachedAgain) {
   ASSERT_OK(StartDaemon());
@@ -424,7 +424,7 @@ TEST_F(LeasedTest, ALostDaemonIsReachedAgain) {
   ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
   EXPECT_TRUE(WaitFor([&] { return log_->Has("trying to reconnect"); }));
 
-  // The cache works on, growth does not, and nothing blocks.
+  // The cache works on, growth fails, and no call blocks.
   EXPECT_TRUE(Holds(held, 11));
   ASSERT_OK_AND_ASSIGN(Buffer cached, client.Allocate(8_MiB));
   EXPECT_EQ(cached.segment_id(), held.segment_id());
@@ -507,7 +507,8 @@ TEST_F(LeasedTest, ALeaseOverABrokenConnectionIsGivenBack) {
   EXPECT_OK(client.Allocate(40_MiB));
 }
 
-// The session does not break with them, so nothing takes back later what was leased without an answer.
+// The session survives broken descriptor connections, so the daemon does not take back later what it leased without an
+// answer.
 TEST_F(LeasedTest, LeasesAreExactWhereDescriptorConnectionsBreak) {
   ASSERT_OK(StartDaemon());
   const std::string proxy_dir = MakeTempDir();
@@ -520,7 +521,7 @@ TEST_F(LeasedTest, LeasesAreExactWhereDescriptorConnectionsBreak) {
   for (int i = 0; i < 2; ++i) {
     workers.emplace_back([&] {
       while (!stop) {
-        // Either is unavailable to a client whose second try fails like the first.
+        // A lease or a return is unavailable to a client whose second try fails like the first try.
         if (const absl::StatusOr<void*> segment = client.LeaseSegment(2_MiB); segment.ok()) {
           (void)client.ReturnSegment(*segment);
         }
@@ -557,7 +558,7 @@ TEST_F(LeasedTest, ATraceGoesOnOverAResumedConnection) {
         [&] { return std::vector<std::string>(absl::StrSplit(daemon_->log(), "session resumed")).size() > round; }));
     EXPECT_TRUE(WaitFor([&] { return kept() == 5000; })) << round;
   }
-  // The trace ends while nobody can tell the client.
+  // The trace ends while the daemon cannot tell the client.
   proxy->Break();
   hold.reset();
   EXPECT_TRUE(WaitFor([&] { return kept() == 100; }));
@@ -576,7 +577,7 @@ TEST_F(LeasedTest, ABrokenConnectionIsResumed) {
   Fill(held, 5);
   EXPECT_OK(client.Allocate(60_MiB));
   ASSERT_OK_AND_ASSIGN(Client other, Connect("other"));
-  // Writes to memory of both clients' and finds it unchanged: no segment is ever given to both.
+  // Writes to memory of a client and finds the bytes unchanged: no segment ever belongs to both clients.
   const auto use = [](Client& user, uint64_t seed) {
     absl::StatusOr<Buffer> buffer = user.Allocate(20_MiB);
     if (!buffer.ok()) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// However a client ends, its memory comes back: not before nobody can touch it, and not much later.
+// Memory comes back however its client ends: not before the last process has lost the memory, and not much later.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -79,7 +79,7 @@ TEST_F(LifetimeTest, ABrokenStreamKeepsTheMemoryChargedUntilTheProcessIsGone) {
   EXPECT_EQ(Reserved("broken"), 100.0 * (1 << 20));
   ASSERT_OK_AND_ASSIGN(Client other, Connect("other"));
   EXPECT_STATUS(other.Allocate(100_MiB), absl::StatusCode::kResourceExhausted, "capacity");
-  // The session is over for its process too.
+  // The session is over for its process, too.
   EXPECT_STATUS(raw.Allocate(id, 1), absl::StatusCode::kAborted, "disconnected");
 }
 
@@ -87,7 +87,7 @@ TEST_F(LifetimeTest, ADisconnectedSessionEndsWithItsProcess) {
   ASSERT_OK_AND_ASSIGN(ClientProcess holder, ConnectProcess("holder"));
   ASSERT_OK(holder.Call("alloc 104857600"));
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
-  // Ended by an operator: the process has its mapping still, so the memory is not for others yet.
+  // An operator ends the session. The process still has its mapping, so the memory is not free for other clients yet.
   ASSERT_OK_AND_ASSIGN(const uint64_t quarantined, raw.EndSession(Ref("holder")));
   EXPECT_EQ(quarantined, 100_MiB);
   ASSERT_OK_AND_ASSIGN(const v1::Session ended, raw.GetSession(Ref("holder")));
@@ -118,7 +118,8 @@ TEST_F(LifetimeTest, GoodbyeGivesEverythingBackBeforeTheClientIsGone) {
     EXPECT_EQ(Reserved("polite"), 128.0 * (1 << 20));
     begin = std::chrono::steady_clock::now();
   }
-  // The destructor returns when the daemon has taken it. What takes it more than 2 s goes on in the background.
+  // The destructor returns when the daemon has taken the memory. A take-back of more than 2 s goes on in the
+  // background.
   if (std::chrono::steady_clock::now() - begin < std::chrono::seconds(2)) {
     EXPECT_FALSE(Reserved("polite").has_value());
   }
@@ -152,7 +153,7 @@ TEST_F(LifetimeTest, AForkedChildDoesNotKeepItsParentsConnection) {
   const size_t before = sockets();
   ASSERT_OK_AND_ASSIGN(ClientProcess holder, ConnectProcess("holder"));
   ASSERT_OK(holder.Call("alloc 1048576"));
-  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> child, holder.Call("fork"));  // ends with this test
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> child, holder.Call("fork"));  // the child ends with this test
   EXPECT_EQ(streams(), 1);
   holder.process().Signal(SIGKILL);
   EXPECT_TRUE(WaitFor([&] { return streams() == 0; }));
@@ -169,7 +170,7 @@ TEST_F(LifetimeTest, AStoppedProcessDoesNotHoldOthersUp) {
   ASSERT_OK(stopped.Call("alloc 20971520"));
   ASSERT_OK(stopped.Call("alloc 20971520"));
   ASSERT_OK(stopped.Call("write 0 4"));
-  ASSERT_OK(stopped.Call("free 1"));  // so that there is something to ask it for
+  ASSERT_OK(stopped.Call("free 1"));  // gives the daemon a segment to ask for
   stopped.process().Signal(SIGSTOP);
 
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
@@ -184,7 +185,7 @@ TEST_F(LifetimeTest, AStoppedProcessDoesNotHoldOthersUp) {
   EXPECT_EQ(session.devices(0).reserved_bytes(), 40_MiB);
   EXPECT_EQ(session.devices(0).returning_bytes(), 20_MiB);
 
-  // It wakes, closes what it was asked for, and works on.
+  // The client wakes, closes the segment that the daemon asked for, and works on.
   stopped.process().Signal(SIGCONT);
   EXPECT_TRUE(WaitFor([&] {
     const absl::StatusOr<v1::Session> now = raw.GetSession(Ref("stopped"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Limits hold to the byte, say why they refuse, and take nothing away.
+// Limits hold to the byte, explain refusals, and take no memory away.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -19,7 +19,7 @@ class LimitsTest : public DaemonTest {
  protected:
   void SetUp() override { ASSERT_OK(StartDaemon({.capacity = "256MiB"})); }
 
-  // The refusal of `bytes` to `client`.
+  // Returns the report of the refusal of `bytes` to `client`.
   static OutOfMemory Refusal(Client& client, uint64_t bytes) {
     const absl::StatusOr<Buffer> buffer = client.Allocate(bytes);
     EXPECT_EQ(buffer.status().code(), absl::StatusCode::kResourceExhausted) << bytes << ": " << buffer.status();
@@ -59,7 +59,7 @@ TEST_F(LimitsTest, AByteLimitIsExact) {
   EXPECT_EQ(one.largest_holders[0].reserved_bytes, 64_MiB);
   EXPECT_FALSE(one.advice.empty());
 
-  // What was held before the refusal is as it was, and writable.
+  // Memory from before the refusal is unchanged, and writable.
   EXPECT_TRUE(Holds(all, 1));
   Fill(all, 2);
   EXPECT_TRUE(Holds(all, 2));
@@ -124,7 +124,8 @@ TEST_F(LimitsTest, TwoHalvesFillTheDeviceAndAThirdGetsCapacity) {
   ASSERT_EQ(full.largest_holders.size(), 2u);
   EXPECT_EQ(full.largest_holders[0].reserved_bytes, kCapacity / 2);
 
-  // What the first frees stays in its cache until somebody needs it: the third gets it.
+  // Memory that the first client frees stays in that client's cache until another client needs the memory: the third
+  // client gets the memory.
   EXPECT_OK(a.Reset());
   EXPECT_OK(third.Allocate(kCapacity / 2));
   EXPECT_TRUE(Holds(b, 1_MiB, 2));
@@ -160,7 +161,7 @@ TEST_F(LimitsTest, EnoughBytesInPiecesIsFragmentation) {
   EXPECT_EQ(oom.largest_free_block_bytes, 5_MiB);
   EXPECT_TRUE(Holds(buffers[1], 4_KiB, 1));
   EXPECT_TRUE(Holds(buffers[3], 4_KiB, 3));
-  // Neighbours that are freed join: then it fits.
+  // Freed neighbours join: the request then fits.
   EXPECT_OK(buffers[1].Reset());
   EXPECT_OK(client.Allocate(9_MiB));
 }
@@ -177,7 +178,7 @@ TEST_F(LimitsTest, ALowerLimitTakesNothingAndRefusesGrowth) {
   EXPECT_EQ(lowered.devices(0).reserved_bytes(), 96_MiB);
   EXPECT_TRUE(WaitFor([&] { return client.limit_bytes() == 40_MiB; })) << "the client is not told";
   EXPECT_TRUE(Holds(held, 7));
-  // It answers in turn: what the lower limit asked it to give back comes before this.
+  // The client answers in turn: the answer to the lower limit comes before this answer.
   ASSERT_OK(operator_.GetSession(Ref("lowered")));
 
   // A hit in the cache does not grow the session, so it is never refused, even above the limit.
@@ -198,7 +199,7 @@ TEST_F(LimitsTest, ALowerLimitTakesNothingAndRefusesGrowth) {
   EXPECT_OK(client.Allocate(2_MiB));
 }
 
-// What is free lies in pieces, but a session above its limit would get nothing if it lay in one.
+// Free memory lies in pieces, but a session above its limit would get no memory from one piece, either.
 TEST_F(LimitsTest, AboveALoweredLimitTheLimitIsTheCause) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("lowered"));
   ASSERT_OK_AND_ASSIGN(RawClient operator_, RawClient::Connect(dir()));
@@ -222,7 +223,7 @@ TEST_F(LimitsTest, AboveALoweredLimitTheLimitIsTheCause) {
 TEST_F(LimitsTest, ARefusalGivesTheOwnCacheBackFirst) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("cache", Limit(uint64_t{64_MiB})));
   ASSERT_OK_AND_ASSIGN(Buffer a, client.Allocate(40_MiB));
-  EXPECT_OK(a.Reset());  // 40 MiB stay in the session's cache
+  EXPECT_OK(a.Reset());  // 40 MiB stays in the session's cache
   EXPECT_OK(client.Allocate(64_MiB)) << "the cached segment must make room";
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Idle memory goes to the session that needs it, within promises that hold; who has to wait, waits in order.
+// Idle memory goes to the session that needs the memory, guarantees hold, and waiting requests keep their order.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ class MemorySharingTest : public DaemonTest, public ::testing::WithParamInterfac
     options.connect_timeout = kPatience;
     return Client::Connect(options);
   }
-  // As it is now; nothing when it is gone.
+  // Returns the session as it is now; empty if there is no such session.
   v1::Session Session(const std::string& name) { return raw_->GetSession(Ref(name)).value_or(v1::Session()); }
   // Returns when `name` has this many requests waiting.
   void AwaitWaiting(const std::string& name, int count) {
@@ -90,7 +90,7 @@ TEST_P(MemorySharingTest, IdleMemoryOfAnotherIsHandedOver) {
   ASSERT_OK_AND_ASSIGN(Buffer kept, hoarder.Allocate(40_MiB));
   Fill(kept, 1);
   ASSERT_OK_AND_ASSIGN(Buffer freed, hoarder.Allocate(200_MiB));
-  ASSERT_OK(freed.Reset());  // into its cache
+  ASSERT_OK(freed.Reset());  // the memory goes into the client's cache
   ASSERT_OK_AND_ASSIGN(Client needy, ConnectAs("needy"));
   ASSERT_OK_AND_ASSIGN(Buffer got, needy.Allocate(150_MiB));
   Fill(got, 2);
@@ -200,7 +200,8 @@ TEST_P(MemorySharingTest, TheMoreImportantIsServedFirst) {
   EXPECT_OK(first);
 }
 
-// Nobody is kept from free memory for its sake, however long it waits, least of all the one that it waits for.
+// A request that waits keeps no session from free memory, however long the request waits. The session that the request
+// waits for must get memory above all.
 TEST_P(MemorySharingTest, ARequestThatCannotBeServedYetKeepsNobodyFromMemory) {
   ASSERT_NO_FATAL_FAILURE(Start());
   ASSERT_OK_AND_ASSIGN(Client holder, ConnectAs("holder"));
@@ -261,7 +262,7 @@ TEST_P(MemorySharingTest, AGuaranteeIsThereWhateverOthersTake) {
   EXPECT_EQ(oom->cause, OutOfMemory::Cause::kCapacity);
   ASSERT_OK_AND_ASSIGN(Buffer rest, greedy.Allocate(156_MiB));
   ASSERT_OK_AND_ASSIGN(Buffer promised, guarded.Allocate(100_MiB));
-  // It survives giving the memory back.
+  // The guarantee survives the return of the memory.
   ASSERT_OK(promised.Reset());
   ASSERT_OK(guarded.EmptyCache());
   EXPECT_TRUE(WaitFor([&] { return Session("g").devices(0).reserved_bytes() == 0; }));
@@ -330,7 +331,7 @@ int WaitingOf(RawClient& raw) {
   return session.ok() ? session->devices(0).waiting_size() : -1;
 }
 
-// Over the wire, without the library: a client that gives up a call does not wait on.
+// A raw call, without the library: a client that gives a call up does not wait on.
 TEST_F(DaemonTest, AUnaryCallThatIsGivenUpWaitsNoLonger) {
   ASSERT_OK(StartDaemon({.capacity = "64MiB"}));
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
@@ -359,7 +360,7 @@ TEST_F(DaemonTest, AUnaryCallThatIsGivenUpWaitsNoLonger) {
   ASSERT_OK(stream.Goodbye());
 }
 
-// ---- A client gives up waiting in the daemon when its own process has freed what serves the request ----
+// ---- Clients give up waiting in the daemon when their own process has freed memory for the request ----
 
 class GivenUpWaitTest : public DaemonTest {
  protected:
@@ -374,9 +375,9 @@ class GivenUpWaitTest : public DaemonTest {
     DaemonTest::TearDown();
   }
 
-  // `patient` holds all that others leave, in one block, and another thread of its waits for as much again.
+  // Makes `patient` hold all remaining memory in one block, and another thread of `patient` wait for the same amount.
   void BeginToWait(absl::Duration wait) {
-    // The daemon does not ask for what is within a guarantee.
+    // The daemon does not ask back memory within a guarantee.
     ASSERT_OK(
         StartDaemon({.capacity = "64MiB", .config = "rules { session_name: 'patient' guarantee { bytes: '30MiB' } }"}));
     const std::string proxy_dir = MakeTempDir();
@@ -399,7 +400,7 @@ class GivenUpWaitTest : public DaemonTest {
     waiting_ = std::thread([this] { got_ = patient_->Allocate(30_MiB); });
     ASSERT_TRUE(IsWaiting(true));
   }
-  // It comes to be so. The list asks no client for its figures, as GetSession does.
+  // Tells whether the waiting comes to be as expected. The list asks no client for its figures, as GetSession does.
   bool IsWaiting(bool expected) {
     return WaitFor([&] {
       const absl::StatusOr<v1::ListSessionsResponse> list = raw_->ListSessions();
@@ -408,7 +409,7 @@ class GivenUpWaitTest : public DaemonTest {
                                      [](const v1::Session& session) { return session.devices(0).waiting_size() > 0; });
     });
   }
-  // The thread gives up waiting; before it learns that the daemon knows, the block is taken by this thread.
+  // The waiting thread gives up. This thread takes the block before the waiting thread learns that the daemon knows.
   void FreeAndTakeAgain() {
     proxy_->Hold();
     EXPECT_OK(held_.Reset());
@@ -452,7 +453,7 @@ TEST_F(GivenUpWaitTest, ARequestThatSucceedsInTheEndIsNotCounted) {
 }
 
 TEST_F(GivenUpWaitTest, WhenItsTimeIsUpThenItIsRefusedForWhatItWaitedFor) {
-  const absl::Duration wait = absl::Seconds(15);  // in which it is seen to wait
+  const absl::Duration wait = absl::Seconds(15);  // the test sees the wait within this time
   ASSERT_NO_FATAL_FAILURE(BeginToWait(wait));
   const absl::Time deadline = absl::Now() + wait;
   ASSERT_NO_FATAL_FAILURE(FreeAndTakeAgain());
@@ -469,7 +470,7 @@ TEST_F(GivenUpWaitTest, WhenItsTimeIsUpThenItIsRefusedForWhatItWaitedFor) {
 TEST_F(GivenUpWaitTest, AFreeThatStreamsAreDoneWithIsSeen) {
   ASSERT_NO_FATAL_FAILURE(BeginToWait(kPatience));
   ASSERT_OK(held_.RecordStream(1));
-  proxy_->Hold();  // the daemon's questions, too: to answer them the client looks at its streams
+  proxy_->Hold();  // holds questions of the daemon, too: a client that answers looks at its streams
   EXPECT_OK(held_.Reset());
   EXPECT_TRUE(IsWaiting(false));
   proxy_->Release();
