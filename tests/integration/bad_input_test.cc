@@ -106,7 +106,7 @@ TEST_F(BadInputTest, SessionsOfOthersAndOfNobody) {
     EXPECT_STATUS(raw_->GetMemoryStats(id), StatusCode::kNotFound, "session_id");
     EXPECT_STATUS(raw_->ResetPeakStats(id), StatusCode::kNotFound, "session_id");
   }
-  // This process is not the witness.
+  // The test's process is not the witness.
   EXPECT_STATUS(raw_->Allocate(WitnessId(), 1000), StatusCode::kPermissionDenied, "another process");
   EXPECT_STATUS(raw_->Free(WitnessId(), {1}), StatusCode::kPermissionDenied, "another process");
   EXPECT_STATUS(raw_->EmptyCache(WitnessId()), StatusCode::kPermissionDenied, "another process");

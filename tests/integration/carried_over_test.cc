@@ -235,8 +235,8 @@ TEST_F(CarriedOverTest, WhatProcessesWithoutASessionHoldIsNamed) {
   EXPECT_TRUE(WaitFor([&] { return Device().carried_over_bytes() == 0; }));
 }
 
-// The daemon runs as the service does: as a separate user with two capabilities. Such a daemon cannot see the owner of
-// a file that a client of another user has mapped.
+// The daemon runs as the service does: as a separate user with two capabilities. Such a daemon cannot see the creator
+// of a file that a client of another user has mapped.
 TEST_F(CarriedOverTest, ADaemonOfItsOwnUserCountsWhatClientsOfOthersHold) {
   HOST_DEVICE_ONLY();
   if (geteuid() != 0) GTEST_SKIP() << "only root can become other users";

@@ -231,7 +231,7 @@ TEST_F(ClaimsTest, ARulePutsSessionsIntoAClaim) {
   EXPECT_STATUS(second.Call(absl::StrCat("alloc ", 40_MiB)), StatusCode::kResourceExhausted, "claim batch");
   EXPECT_EQ(Show("batch")["rule"], "batch");
   EXPECT_EQ(Show("batch")["socket_dir"], "");
-  // This user may have a quarter of the device, with all of the user's sessions together.
+  // The user may have a quarter of the device, with all of the user's sessions together.
   ASSERT_OK_AND_ASSIGN(ClientProcess mine, ConnectProcess("a"));
   ASSERT_OK_AND_ASSIGN(ClientProcess mine_too, ConnectProcess("b"));
   ASSERT_OK(mine.Call(absl::StrCat("alloc ", 60_MiB)));

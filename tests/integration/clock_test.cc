@@ -112,8 +112,8 @@ TEST_F(ClockTest, AQuestionThatNobodyAnswersEnds) {
   silent.process().Signal(SIGCONT);
 }
 
-// The calls of a stopped client do not end: the daemon cuts them off after a time. Some threads of gRPC would wait for
-// a deadline by the clock that is set here; the chaos runs meet such threads.
+// The calls of a stopped client do not end: the daemon cuts the calls off after a time. Some threads of gRPC would wait
+// for a deadline by the clock that is set here; chaos (tests/fault) meets such threads.
 TEST_F(ClockTest, TheDaemonStops) {
   for (const char* steps : {"back", "86400"}) {
     ASSERT_OK(StartDaemonWithSteps({}, steps));

@@ -30,7 +30,7 @@ namespace {
 
 using client_internal::SessionStream;
 
-// Calls and connections would take this long: only a bug waits for the timeout.
+// Timeout of connections and calls: only a bug waits that long.
 constexpr absl::Duration kTooLong = absl::Hours(1);
 
 class ClosingTest : public DaemonTest {

@@ -205,7 +205,7 @@ TEST_F(CountSocketTest, OnlyItsOwnProcessGoesOnWithASession) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_OK_AND_ASSIGN(CountClient client, Open("client"));
   ASSERT_OK(client.Charge(100_MiB));
-  // Nobody goes on with a session while the session's connection is there.
+  // A session cannot go on with a new connection while the session's own connection is there.
   EXPECT_STATUS(CountClient::Open(dir(), CountHelloAgain("again", client.token())), StatusCode::kUnavailable,
                 "has not ended yet");
   ASSERT_OK_AND_ASSIGN(ClientProcess other, ClientProcess::Start(dir()));
@@ -240,7 +240,7 @@ TEST_F(CountSocketTest, ANewHelloOfTheProcessReplacesTheSessionItHasLost) {
   ASSERT_OK(client.Call("count_hello again -"));
   EXPECT_TRUE(IsCharged(0));
   EXPECT_OK(client.Call(absl::StrCat("hold ", 100_MiB)));
-  // Only memory in use at the daemon's start counts as memory from before on a GPU.
+  // Memory in use at the daemon's start is the only memory from before on a GPU.
   EXPECT_TRUE(IsCharged(OnCuda() ? 0 : 100_MiB));
   EXPECT_EQ(CtlJson({"sessions"})["sessions"].size(), 1u);
 }

@@ -242,7 +242,7 @@ TEST_F(CountSocketHostileTest, OnlyTheSessionsOwnProcessWithItsToken) {
   for (const CountToken& guess : {others, wrong, CountToken{}}) {
     EXPECT_STATUS(CountClient::Open(dir(), CountJoin(guess)), StatusCode::kNotFound, "token");
   }
-  // Processes of the same user and of another user know the right token.
+  // Other processes, of the same user and of another user, fail with the right token, too.
   const std::string right(client.token().begin(), client.token().end());
   EXPECT_STATUS(witness_->Call(absl::StrCat("count_join ", absl::BytesToHexString(right))), StatusCode::kNotFound,
                 "token");

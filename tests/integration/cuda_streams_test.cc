@@ -233,7 +233,7 @@ TEST_F(CudaStreamTest, AWholeSegmentOfNoStreamWaitsForTheDevice) {
   EXPECT_OK(client_->ReturnSegment(segment));
   EXPECT_EQ(Held(), 0u);
   EXPECT_GE(std::chrono::steady_clock::now() - launched, std::chrono::milliseconds(200));
-  // The header documents that the capture becomes invalid. No memory is lost.
+  // The header documents that the capture becomes invalid. All memory comes back.
   ASSERT_OK_AND_ASSIGN(segment, client_->LeaseSegment(30_MiB));
   BeginCapture(stream_, CU_STREAM_CAPTURE_MODE_RELAXED);
   EXPECT_OK(client_->ReturnSegment(segment));

@@ -202,8 +202,8 @@ TEST_F(CudaTest, AClientNamesTheGpusThatItSees) {
   EXPECT_THAT(has("named", {{"CUDA_VISIBLE_DEVICES", "0"}, {"VRAMBROKER_DEVICES", "1,0"}}), ElementsAre(true, true));
 }
 
-// The client does not touch CUDA elsewhere: a program may fork before the program starts CUDA. Nobody listens on the
-// channel.
+// VisibleDevices() starts CUDA only where a variable may hide GPUs: a program may fork before the program starts CUDA.
+// Nobody listens on the channel.
 TEST(VisibleDevicesTest, TheDaemonIsAskedWhereAVariableMayHideGpus) {
   const auto nowhere = grpc::CreateChannel("unix:/nowhere/vrambroker.sock", grpc::InsecureChannelCredentials());
   const auto asks = [&](const char* name, const char* value) {

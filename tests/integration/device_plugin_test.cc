@@ -248,7 +248,7 @@ TEST_F(DevicePluginTest, ADeviceCanBeAResourceOfItsOwn) {
   EXPECT_EQ(claim["devices"][1]["limit_bytes"], 32_MiB);
 }
 
-// A device that fails leaves new numbers for the devices after it.
+// A failed device changes the numbers of the devices after it.
 TEST_F(DevicePluginTest, ADeviceThatIsNumberedAnewKeepsItsResource) {
   if (!OnSubstitute()) GTEST_SKIP() << "needs two GPUs that can be put in another order";
   ASSERT_NO_FATAL_FAILURE(Begin({"--resource-per-device"}, {.devices = 2}));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl diagnose and vramctl ooms --diagnose: the history of a refusal is on record without a request, the record
-// survives the job, and the recommendations are true.
+// vramctl diagnose and vramctl ooms --diagnose: the events before a refusal are on record by default, the record
+// survives the job, and the advice is true.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -222,7 +222,7 @@ TEST_P(DiagnoseTest, WhereNothingHelpsTheNextStepsDo) {
               AllOf(HasSubstr("settings would have helped; with its own settings the job needs 130.00 MiB more."),
                     HasSubstr("ask for less at that point, as with a smaller batch: up to "),
                     HasSubstr("raise the limit to 650MiB (vramctl limit job 650MiB)")));
-  // Both suggestions hold to the letter.
+  // The two suggestions hold to the letter.
   const uint64_t less = json["largest_served_bytes"];
   EXPECT_GT(less, 100_MiB);
   { ASSERT_OK_AND_ASSIGN(const Buffer served, client.Allocate(less)); }
@@ -249,13 +249,13 @@ TEST_P(DiagnoseTest, WhatWasTriedOnTheEndAloneIsCalledNotSure) {
                       HasSubstr("What is sure:"), HasSubstr("vramctl trace job --until-oom -o FILE")));
     EXPECT_GT(json["next_steps"].size(), 0u);
   }
-  // A session without a refusal is replayed from a later start, too.
+  // The replay of a session without a refusal starts at the last recorded events, too.
   ASSERT_OK_AND_ASSIGN(Client client, ConnectWith("live", ""));
   ASSERT_OK_AND_ASSIGN(const std::vector<Buffer> kept, MakeHoles(client));
   EXPECT_EQ(CtlJson({"diagnose", "live", kFewer})["from_start"], false);
 }
 
-// The program of this test counts its own allocations and frees, as the advice on the cache does.
+// Advice on the cache counts allocations and frees: a program that empties its cache at that point is served.
 TEST_P(DiagnoseTest, EmptiedWhereItSaysTheRequestIsServed) {
   ASSERT_OK(StartDaemon({.capacity = "1GiB"}));
   // Segments of 300 and 60 MiB stay cached; the last phase keeps 10 MiB of a segment each time. The small segment of

@@ -333,7 +333,7 @@ TEST_F(HostileTest, OneUserDoesNotSlowDownAnother) {
   EXPECT_OK(other->Call("list"));
 }
 
-// Repeats a call until its own end, in a separate thread: a call is always under way, however slow this machine is.
+// Repeats a call until destruction, in a separate thread: a call is always under way, however slow this machine is.
 class Again {
  public:
   explicit Again(std::function<void()> call)

@@ -143,8 +143,8 @@ TEST_F(JsonFormatTest, EveryCommandHasItsSection) {
   const RunResult commands = RunProgram({VramctlProgram(), "__complete", ""});
   ASSERT_EQ(commands.exit_code, 0) << commands.err;
   for (const absl::string_view name : absl::StrSplit(commands.out, '\n', absl::SkipEmpty())) {
-    if (name == "top" || name == "help" || name == "version") continue;  // such commands print no JSON
-    if (name == "policy" || name == "plan") continue;                    // such commands have subcommands
+    if (name == "top" || name == "help" || name == "version") continue;  // commands without JSON
+    if (name == "policy" || name == "plan") continue;                    // commands with subcommands
     EXPECT_TRUE(headings_.contains(std::string(name))) << name;
   }
   for (const char* name : {"policy explain", "plan train", "plan serve", "plan share"}) {

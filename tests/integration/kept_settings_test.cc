@@ -187,7 +187,7 @@ TEST_F(KeptSettingsTest, ASessionWithoutRoomForItsRulesGuaranteeIsRefusedUntilTh
   EXPECT_EQ(Session("guaranteed").priority(), 3);
 }
 
-// The client and the rules give the session no guarantee to rely on.
+// The session has no guarantee from its client or from a rule.
 TEST_F(KeptSettingsTest, ASessionWithoutAGuaranteeOfItsOwnGoesOnWithoutTheOperators) {
   ASSERT_OK_AND_ASSIGN(ClientProcess plain, ConnectProcess("plain"));
   Change({"guarantee", "plain", "10MiB"});

@@ -507,8 +507,8 @@ TEST_F(LeasedTest, ALeaseOverABrokenConnectionIsGivenBack) {
   EXPECT_OK(client.Allocate(40_MiB));
 }
 
-// The session survives broken descriptor connections, so the daemon does not take back later what it leased without an
-// answer.
+// The session survives broken descriptor connections, so the daemon never takes back a segment that was leased without
+// an answer.
 TEST_F(LeasedTest, LeasesAreExactWhereDescriptorConnectionsBreak) {
   ASSERT_OK(StartDaemon());
   const std::string proxy_dir = MakeTempDir();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory comes back however its client ends: not before the last process has lost the memory, and not much later.
+// Memory comes back however its client ends: not while a process can touch the memory, and not much later.
 #include <gtest/gtest.h>
 #include <signal.h>
 

@@ -181,7 +181,7 @@ TEST_F(LimitsTest, ALowerLimitTakesNothingAndRefusesGrowth) {
   // The client answers in turn: the answer to the lower limit comes before this answer.
   ASSERT_OK(operator_.GetSession(Ref("lowered")));
 
-  // A hit in the cache does not grow the session, so it is never refused, even above the limit.
+  // A hit in the cache does not grow the session, so the daemon never refuses the hit, even above the limit.
   EXPECT_OK(cached.Reset());
   ASSERT_OK_AND_ASSIGN(Buffer hit, client.Allocate(32_MiB));
   const OutOfMemory oom = Refusal(client, 1);

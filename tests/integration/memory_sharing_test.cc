@@ -56,7 +56,7 @@ class MemorySharingTest : public DaemonTest, public ::testing::WithParamInterfac
   }
   // Returns the session as it is now; empty if there is no such session.
   v1::Session Session(const std::string& name) { return raw_->GetSession(Ref(name)).value_or(v1::Session()); }
-  // Returns when `name` has this many requests waiting.
+  // Returns when `name` has `count` requests waiting.
   void AwaitWaiting(const std::string& name, int count) {
     WaitFor([&] {
       const v1::Session session = Session(name);
@@ -409,7 +409,8 @@ class GivenUpWaitTest : public DaemonTest {
                                      [](const v1::Session& session) { return session.devices(0).waiting_size() > 0; });
     });
   }
-  // The waiting thread gives up. This thread takes the block before the waiting thread learns that the daemon knows.
+  // The waiting thread gives up. The test's thread takes the block before the waiting thread learns that the daemon
+  // knows.
   void FreeAndTakeAgain() {
     proxy_->Hold();
     EXPECT_OK(held_.Reset());
