@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A real daemon and real clients under everything that can happen to them, while memory is scarce: is any byte lost or
-// seen by somebody else, is any promise broken, does everything come back?
+// Test of a real daemon and real clients under all kinds of faults, while memory is scarce. Questions: is any byte lost
+// or seen by a stranger, is any promise broken, and does all memory come back?
 //
-// First part: clients with guarantees, clients that wait, clients that make others give up what is idle, and clients
-// that hoard. Those that hoard are killed, stopped for a while, and cut off at random, and leave children behind that
-// hold on to their memory; the daemon itself is stopped and killed, too, as often as asked. An operator changes
-// guarantees, and the daemon reads another configuration. The other parts are for figures: chaos_measure.h.
+// First part: some clients have guarantees, some wait, some make others give up idle memory, and some hoard. Hoarding
+// clients are killed, stopped for a while, and cut off at random, and leave children behind that keep the memory. The
+// daemon is stopped and killed as often as requested. An operator changes guarantees, and the daemon reads another
+// configuration. All other parts produce figures: chaos_measure.h.
 //
-// Exit codes: 0 all is well, 1 not. Times are printed and never judged.
+// Exit codes: 0 when all is well, otherwise 1. The test prints times and never judges them.
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -65,7 +65,7 @@ using testing_support::ChildProcess;
 
 constexpr absl::Duration kReportEvery = absl::Minutes(1);
 
-// Short times for those that are asked: some of them are stopped.
+// Returns the daemon's configuration. Clients get short times to answer, because some clients are stopped.
 std::string Config() {
   const std::string limit = absl::StrCat("limit { bytes: \"", kChaosLimit, "\" }");
   return absl::StrCat(R"(
@@ -93,7 +93,7 @@ std::string Config() {
                           : absl::StrCat("max_calls_per_second_per_uid: ", absl::GetFlag(FLAGS_rate), "\n"));
 }
 
-// Who takes part, of kUsualClients; more of them are of the same mixture.
+// Role of clients, with the number of clients among kUsualClients. Larger numbers of clients keep the mixture.
 struct Part {
   const char* role;
   uint64_t clients;
@@ -121,7 +121,7 @@ class Chaos {
     if (counters_.wrong_blocks > 0) {
       return absl::DataLossError("a block, perhaps one that a child looked at, held other bytes");
     }
-    if (!empty.ok()) return empty;  // a broken guarantee has ended its client
+    if (!empty.ok()) return empty;  // a client with a broken guarantee ends itself: no count to check
     if (looks_.count() > 0 && looks_.most_held() == 0) {
       return absl::InternalError("no look saw any memory: it does not know the names of the segments' files any more");
     }
@@ -142,12 +142,12 @@ class Chaos {
     uint64_t started = 0;
     for (const Part& part : kParts) {
       begun += part.clients;
-      const uint64_t until = clients * begun / kUsualClients;  // their sum is `clients`, however that is divided
+      const uint64_t until = clients * begun / kUsualClients;  // the counts of all roles add up to `clients`
       std::vector<ChaosWorker>& workers = part.may_be_struck ? unlucky_ : steady_;
       if (absl::Status status = setup_.StartInto(workers, part.role, until - started); !status.ok()) return status;
       started = until;
       if (begun > kParts[0].clients) continue;
-      // A guarantee is refused, not broken, while others hold too much of it: these come first.
+      // Clients with guarantees start first: the daemon refuses a guarantee while other clients hold too much memory.
       for (const ChaosWorker& worker : workers) {
         if (!worker.AwaitReady().ok()) return EndedBy(worker);
       }
@@ -197,7 +197,8 @@ class Chaos {
     return absl::OkStatus();
   }
 
-  // The daemon does nothing for a while: longer than it waits for answers, shorter than clients wait for it.
+  // Stops the daemon for up to a second: often longer than the daemon waits for answers, always shorter than clients
+  // wait for the daemon.
   void Pause() {
     setup_.daemon().process().Signal(SIGSTOP);
     absl::SleepFor(absl::Milliseconds(random_() % 1000));
@@ -205,7 +206,8 @@ class Chaos {
     ++pauses_;
   }
 
-  // ChangeGuarantee never goes below what the client relies on. To some others it gives one, and takes it away again.
+  // Changes the guarantee of a random client. A "guaranteed" client never gets less than kChaosGuarantee. A "waiting"
+  // client gets a guarantee, or loses its guarantee.
   absl::Status ChangeGuarantee() {
     const absl::StatusOr<v1::ListSessionsResponse> sessions = setup_.admin().ListSessions();
     if (!sessions.ok()) return sessions.status();
@@ -226,7 +228,7 @@ class Chaos {
     v1::SetGuaranteeResponse response;
     const absl::Status status =
         testing_support::RawClient::Call(setup_.admin().admin(), &v1::Admin::Stub::SetGuarantee, request, &response);
-    // Others hold too much of it, or the client has gone, or is about to.
+    // Allowed refusals: other clients hold too much memory, or the client has gone or is about to go.
     if (absl::IsResourceExhausted(status) || absl::IsNotFound(status) || absl::IsAborted(status)) {
       return absl::OkStatus();
     }
@@ -235,7 +237,7 @@ class Chaos {
     return status;
   }
 
-  // Reload gives some clients half of their limit, and then all of it again.
+  // Switches the limit of "asking" clients between the whole limit and half of the limit.
   absl::Status Reload() {
     const std::string path = setup_.daemon().config_path();
     std::stringstream text;
@@ -250,7 +252,7 @@ class Chaos {
                                             v1::ReloadConfigRequest(), &response);
   }
 
-  // What may happen to a client. At random; on average every two seconds to each, when there are as many as usual.
+  // Kills or stops a client at random: about every two seconds for each client, with the usual number of clients.
   absl::Status Strike(ChaosWorker& worker) {
     if (!worker.stopped && !worker.process->Running()) return EndedBy(worker);
     if (worker.stopped) {
@@ -266,7 +268,7 @@ class Chaos {
       case 1:
         worker.stopped = true;
         worker.to_kill = random_() % 2 == 0;
-        // Often longer than others wait for its answer.
+        // The stop is often longer than the daemon waits for the client's answer.
         worker.stopped_until = absl::Now() + absl::Milliseconds(50 + random_() % 1000);
         worker.process->Signal(SIGSTOP);
         ++stops_;
@@ -286,7 +288,7 @@ class Chaos {
     return absl::OkStatus();
   }
 
-  // All clients at one moment.
+  // Stops all clients, and looks at the memory of all clients at one moment.
   absl::Status Look() {
     std::vector<const ChildProcess*> processes;
     std::vector<Looks::Client> clients;
@@ -359,18 +361,18 @@ class Chaos {
   int daemon_kills_ = 0;
   int pauses_ = 0;
   int guarantees_changed_ = 0;
-  int guarantees_kept_ = 0;  // a change was refused
+  int guarantees_kept_ = 0;  // refused changes of guarantees
   int reloads_ = 0;
 };
 
-// The capacity that makes memory scarce.
+// Returns the capacity of each device. The default makes memory scarce.
 absl::StatusOr<uint64_t> Capacity() {
   const std::string text = absl::GetFlag(FLAGS_capacity);
   if (text.empty()) return std::max<uint64_t>(256_MiB, 16_MiB * absl::GetFlag(FLAGS_clients));
   return ParseBytes(text);
 }
 
-// The test and its daemon have several descriptors for each client.
+// Raises the limit of descriptors: the test and its daemon have several descriptors for each client.
 absl::Status AllowDescriptors(uint64_t wanted) {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return absl::ErrnoToStatus(errno, "getrlimit failed");
@@ -407,7 +409,8 @@ absl::Status Run() {
     return absl::InvalidArgumentError(absl::StrCat("--devices: 1 to ", kMostDevices));
   }
   options.seed = absl::GetFlag(FLAGS_seed);
-  // A daemon lets a user have three for each of his connections in a quarter of its descriptors, and has segments.
+  // Descriptors for the test and the daemon: the daemon leaves a user only a part of its descriptors for connections
+  // (DescriptorBudget), and segments need descriptors, too.
   if (absl::Status status = AllowDescriptors(1024 + 24 * options.clients); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<ChaosSetup>> setup = ChaosSetup::Start(options);
   if (!setup.ok()) return setup.status();

@@ -17,9 +17,9 @@ namespace {
 
 struct File {
   uint64_t bytes = 0;
-  std::string device;  // its ordinal
+  std::string device;  // ordinal of the device
 };
-using Files = std::map<std::string, File>;  // by inode
+using Files = std::map<std::string, File>;  // keys: inodes
 
 constexpr char kAnyName[] = "/memfd:vrambroker-segment";
 
@@ -35,14 +35,14 @@ std::map<std::string, uint64_t> SumByDevice(const Files& files) {
   return bytes;
 }
 
-// The segments' files that a process has mapped, of those whose names begin with `name`; `found_name` gets it with the
-// daemon's own part. Nothing of a process that has ended. How much of a file is mapped is the kernel's word, not the
-// name's.
+// Returns the mapped segment files of a process whose names begin with `name`; empty if the process has ended. Sets
+// `found_name` to the beginning of a file's name, up to and including the daemon's own part. The mapped size comes from
+// the kernel, not from the file's name.
 Files MappedFiles(const std::string& process, const std::string& name, std::string* found_name = nullptr) {
   Files files;
   std::ifstream maps(absl::StrCat(process, "/maps"));
   for (std::string line; std::getline(maps, line);) {
-    // 7f00-7f20 rw-s 00000000 00:01 1234    /memfd:vrambroker-segment:OWNER:ORDINAL:RUN:BYTES (deleted)
+    // Example: 7f00-7f20 rw-s 00000000 00:01 1234   /memfd:vrambroker-segment:OWNER:ORDINAL:RUN:BYTES (deleted)
     if (!absl::StrContains(line, name)) continue;
     const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
     const std::vector<std::string> range = absl::StrSplit(words[0], '-');
@@ -63,7 +63,7 @@ Files MappedFiles(const std::string& process, const std::string& name, std::stri
   return files;
 }
 
-// The same of every process of the machine.
+// Returns the mapped segment files of all processes of the machine.
 Files MappedByAnybody(const std::string& name) {
   Files files;
   std::error_code error;
@@ -98,7 +98,7 @@ absl::Status Looks::Look(const std::vector<Client>& clients) {
           absl::StrCat("clients hold ", held, " bytes of device ", device, ", whose capacity is ", capacity_bytes_));
     }
   }
-  // Children only lose what they map, so what they still have after their parents were seen, they had then.
+  // Children only lose mappings: mappings that children have after the look at their parents existed during that look.
   if (!name_.empty()) all.merge(MappedByAnybody(name_));
   most_with_children_ = std::max(most_with_children_, Sum(all));
   return absl::OkStatus();

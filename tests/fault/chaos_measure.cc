@@ -39,7 +39,7 @@ bool AnybodyWaits(ChaosSetup& setup) {
   });
 }
 
-// A request waits for the memory of a process that is then killed.
+// Measures how long a request waits for the memory of a process, from the process's kill on.
 absl::StatusOr<std::vector<double>> MeasureKills(ChaosSetup& setup, int times) {
   std::vector<double> milliseconds;
   absl::StatusOr<Client> taker = ConnectTaker(setup);
@@ -67,7 +67,7 @@ absl::StatusOr<std::vector<double>> MeasureKills(ChaosSetup& setup, int times) {
   return milliseconds;
 }
 
-// A request needs what another process has in its cache.
+// Measures how long a request takes that needs memory cached by another process.
 absl::StatusOr<std::vector<double>> MeasureReclaim(ChaosSetup& setup, int times) {
   std::vector<double> milliseconds;
   absl::StatusOr<Client> taker = ConnectTaker(setup);
@@ -151,12 +151,12 @@ class Storms {
 
   void KillAll() {
     for (const ChaosWorker& worker : workers_) worker.process->Signal(SIGKILL);
-    workers_.clear();  // waits for their ends
+    workers_.clear();  // waits until the processes have ended
   }
 
   std::unique_ptr<ChaosSetup> setup_;
   std::vector<ChaosWorker> workers_;
-  std::vector<double> last_ms_;  // of each storm: until the last one had its share
+  std::vector<double> last_ms_;  // time of each storm until the last client had its share
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of the chaos test that take times, print them and never judge them.
+// Parts of the chaos test that measure times. The parts print times and never judge them.
 #ifndef VRAMBROKER_TESTS_FAULT_CHAOS_MEASURE_H_
 #define VRAMBROKER_TESTS_FAULT_CHAOS_MEASURE_H_
 
@@ -12,13 +12,14 @@
 
 namespace vrambroker::fault {
 
-// How soon can somebody else use half of the device when the process that holds it is killed, and how soon when it
-// holds it idle? Each is done `times` times.
+// Measures how soon another client can use half of the device after the holder is killed, and while the holder keeps
+// the memory idle. Takes each time `times` times.
 absl::Status MeasureHandOvers(ChaosSetup& setup, int times);
 
-// Storms of restarts, on a daemon of their own: `clients` processes hold all of the device in equal shares, are killed
-// at once, and start again at once. How soon has each of them its memory again, and written to all of it? Storms of
-// another build of the daemon, if any, take turns with those of this one, so that the machine's load is in both.
+// Measures storms of restarts, on a separate daemon: `clients` processes hold all of the device in equal shares, are
+// killed at once, and start again at once. The time of a client ends when the client has its memory and has written to
+// all of the memory. Storms of the build `beside`, if given, take turns with storms of this build, so that the
+// machine's load affects both builds.
 absl::Status MeasureStorms(const ChaosSetup::Options& options, int rounds, uint64_t clients, const std::string& beside);
 
 }  // namespace vrambroker::fault

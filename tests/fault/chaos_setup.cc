@@ -97,7 +97,7 @@ absl::Status ChaosSetup::StopDaemon() {
 }
 
 absl::Status ChaosSetup::RestartDaemon(bool kill) {
-  ++counters_->restarts;  // before it is gone
+  ++counters_->restarts;  // counts the restart before the daemon is gone
   if (kill) {
     admin_.reset();
     daemon_->Kill();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What all parts of the chaos test stand on: a daemon that can be restarted, and processes that are its clients.
+// Base of all parts of the chaos test: a daemon that can be restarted, and client processes.
 #ifndef VRAMBROKER_TESTS_FAULT_CHAOS_SETUP_H_
 #define VRAMBROKER_TESTS_FAULT_CHAOS_SETUP_H_
 
@@ -23,15 +23,15 @@ struct ChaosWorker {
   std::string role;
   std::unique_ptr<testing_support::ChildProcess> process;
   bool stopped = false;
-  bool to_kill = false;  // when its stop is over
+  bool to_kill = false;  // kill the client when the stop is over
   absl::Time stopped_until;
 
   absl::Status AwaitReady() const;
 };
 
-// "1.2 ms / 3.4 ms": the value that half of them do not exceed, and 99 of 100.
+// Returns text like "p50 1.2 ms, p99 3.4 ms (of 100)".
 std::string Percentiles(std::vector<double> milliseconds);
-// Those from the one at `first` on.
+// Returns the samples in milliseconds, beginning with sample `first`.
 std::vector<double> Milliseconds(const Samples& nanoseconds, uint64_t first = 0);
 
 class ChaosSetup {
@@ -41,18 +41,18 @@ class ChaosSetup {
     uint64_t capacity_bytes = 0;
     uint64_t clients = 0;
     uint64_t seed = 0;
-    testing_support::Environment environment;  // of the clients
+    testing_support::Environment environment;  // environment of the clients
   };
   static absl::StatusOr<std::unique_ptr<ChaosSetup>> Start(const Options& options);
 
-  // A client; chaos_worker.h has the roles.
+  // Starts a client; chaos_worker.h lists the roles.
   absl::StatusOr<ChaosWorker> StartWorker(const std::string& role);
   absl::Status StartInto(std::vector<ChaosWorker>& workers, const std::string& role, uint64_t count);
 
   absl::Status RestartDaemon(bool kill);
-  // Everybody has gone: waits until the daemon holds nothing of the device, no session, and no file.
+  // Waits until the daemon holds no memory of the device, no session, and no file. REQUIRES: all clients have gone.
   absl::Status AwaitEmpty();
-  // Ends it; an error when it did not end well.
+  // Stops the daemon; returns an error when the exit code is not 0.
   absl::Status StopDaemon();
 
   testing_support::DaemonProcess& daemon() { return *daemon_; }

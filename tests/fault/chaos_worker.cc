@@ -58,14 +58,14 @@ int64_t Now() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// A block or segment with what was written into it.
+// A block or segment, with the key of the written bytes.
 struct Marked {
   void* memory = nullptr;
   uint64_t bytes = 0;
   int device = 0;
   uint64_t key = 0;
   uint64_t marked_bytes = 0;
-  Buffer buffer;  // of caching clients
+  Buffer buffer;  // set for caching clients
 };
 
 class Worker {
@@ -83,7 +83,7 @@ class Worker {
     }
     GiveAllBack();
     BeforeEnd();
-    // A client that lost the daemon reaches it again.
+    // A client that lost the daemon must reach a daemon again.
     AwaitDaemon("at the end");
     client_.reset();
     return 0;
@@ -132,7 +132,7 @@ class Worker {
     held_.pop_back();
     held_bytes_[static_cast<size_t>(marked.device)] -= marked.bytes;
     Verify(marked);
-    // Whatever the answer, it is not this client's any more.
+    // The block is given up, no matter how the daemon answers.
     if (absl::Status status = GiveBack(marked); !status.ok()) ExplainedByLoss("giving back", status);
   }
   void GiveAllBack() {
@@ -146,8 +146,8 @@ class Worker {
     if (!held_.empty()) GiveOneBack();
   }
 
-  // Only a lost connection, or too many calls, explains `status`; then what is held is as it was, and the daemon is
-  // reached again.
+  // Ends the process unless a lost connection or too many calls explain `status`. After a lost connection, verifies
+  // that the held memory is unchanged, and waits until the daemon is reached again.
   void ExplainedByLoss(const char* what, const absl::Status& status) {
     if (IsOverTheRate(status)) {
       ++counters_.refused_by_rate;
@@ -172,7 +172,7 @@ class Worker {
       if (absl::StrContains(line, "resumed the session")) ++counters_.resumed;
       if (absl::StrContains(line, "as a new session")) ++counters_.new_sessions;
     };
-    // The daemon may just be restarting, and what is guaranteed be in use by those who came first.
+    // The daemon may be restarting, and earlier clients may use the guaranteed memory.
     absl::StatusOr<Client> client;
     WaitFor([&] {
       restarts_ = counters_.restarts_done;
@@ -193,14 +193,14 @@ class Worker {
       restarts_done = counters_.restarts_done;
       return client_->status().ok();
     };
-    // A new daemon refuses a guarantee for as long as those who came first use too much: at the latest until they end.
+    // A new daemon refuses a guarantee while earlier clients use too much memory, at the latest until they end.
     const int64_t lost = Now();
     while (role() == "guaranteed" && !counters_.stop && !WaitFor(reach, absl::Seconds(1))) {
     }
     const bool reached = WaitFor(reach);
     if (!reached) Unexplained(absl::StrCat(role(), ", ", what, ": the daemon is not reached again"), client_->status());
     if (client_->session_id() == session_) return;
-    // A session goes on with its daemon, and ends only with it.
+    // A session survives while its daemon runs, and is lost only with the daemon.
     if (counters_.restarts == restarts_) {
       Unexplained(role(), absl::InternalError(
                               absl::StrCat("session ", session_, " was lost, now it is ", client_->session_id())));
@@ -216,13 +216,13 @@ class Worker {
   uint64_t key_;
   std::optional<Client> client_;
   uint64_t session_ = 0;
-  uint64_t restarts_ = 0;  // of the daemon that were done before it was seen
+  uint64_t restarts_ = 0;  // restarts of the daemon that were done when the session began
   bool may_be_cut_ = false;
   std::vector<Marked> held_;
-  std::array<uint64_t, kMostDevices> held_bytes_{};  // by device
+  std::array<uint64_t, kMostDevices> held_bytes_{};  // indexed by device
 };
 
-// ---- Clients of whole segments: nothing is cached, so that what they hold is what they are charged for ----
+// ---- Clients of whole segments: no cache, so that held memory equals charged memory ----
 
 class SegmentWorker : public Worker {
  public:
@@ -234,7 +234,7 @@ class SegmentWorker : public Worker {
     const uint64_t most = guaranteed ? kChaosGuarantee : 2 * kChaosLimit;
     const uint64_t bytes = (1 + Random(16)) * 2_MiB;
     switch (Random(8)) {
-      case 0:  // gives all back: what is guaranteed is there again at once, whatever others did meanwhile
+      case 0:  // verifies all, or gives all back: guaranteed memory is available again at once
         if (Random(10) == 0) return GiveAllBack();
         return VerifyAll();
       case 1:
@@ -280,7 +280,7 @@ class SegmentWorker : public Worker {
   }
 };
 
-// ---- Clients with a cache, which can be stopped, killed and cut ----
+// ---- Clients with a cache, which are stopped, killed and cut off ----
 
 class CachingWorker : public Worker {
  public:
@@ -289,7 +289,7 @@ class CachingWorker : public Worker {
  protected:
   void Step() override {
     switch (Random(8)) {
-      case 0:  // most of it becomes idle
+      case 0:  // gives memory back until most of it is idle
         for (int device = AnyDevice(); held_bytes(device) > 16_MiB;) GiveOneBack();
         return;
       case 1:
@@ -321,8 +321,8 @@ class CachingWorker : public Worker {
     Refused(buffer.status());
   }
 
-  // A child that inherits all mappings and outlives this process when that is killed: until the child has gone, too,
-  // nobody else may get their memory. It looks at a block that this process leaves alone meanwhile.
+  // Forks a child that inherits all mappings and outlives this process when killed. Until the child has gone, no other
+  // session may get the memory. The child looks at a block that this process leaves alone meanwhile.
   void Fork() {
     absl::StatusOr<Buffer> buffer = client().Allocate(1_MiB);
     if (!buffer.ok()) return;
@@ -333,7 +333,7 @@ class CachingWorker : public Worker {
     const pid_t parent = getpid();
     const pid_t child = fork();
     if (child == 0) {
-      // Nothing here takes a lock that another thread may have held. The parent's stop is not the child's.
+      // The child takes no lock that another thread may have held. Stopping the parent does not stop the child.
       for (int nap = 0; nap < naps; ++nap) {
         const timespec pause = {.tv_sec = 0, .tv_nsec = 10'000'000};
         nanosleep(&pause, nullptr);
@@ -357,7 +357,7 @@ class CachingWorker : public Worker {
   }
 
   pid_t child_ = 0;
-  Buffer childs_;  // what it looks at
+  Buffer childs_;  // block that the child looks at
 };
 
 class CutWorker : public CachingWorker {
@@ -383,7 +383,7 @@ class CutWorker : public CachingWorker {
   std::unique_ptr<Proxy> proxy_;
 };
 
-// ---- For measuring ----
+// ---- Clients for measuring ----
 
 absl::StatusOr<Client> ConnectToMeasure(const WorkerOptions& options, absl::Duration wait = absl::ZeroDuration()) {
   return Client::Connect({.socket_dir = options.socket_dir,
@@ -394,7 +394,7 @@ absl::StatusOr<Client> ConnectToMeasure(const WorkerOptions& options, absl::Dura
                           .call_timeout = kPatience});
 }
 
-// Fills three quarters of the device; `blocks` keep it.
+// Fills three quarters of the device and keeps the memory in `blocks`.
 void TakeMost(Client& client, const ChaosCounters& counters, std::vector<Buffer>& blocks) {
   for (uint64_t bytes = 0; bytes < counters.capacity_bytes / 4 * 3; bytes += 16_MiB) {
     absl::StatusOr<Buffer> block = client.Allocate(16_MiB);
@@ -426,7 +426,8 @@ int BeIdle(const WorkerOptions& options, const ChaosCounters& counters) {
   return 0;
 }
 
-// Takes an equal share of the device, segment by segment, as everybody does at once, and writes to all of it.
+// Takes an equal share of the device, segment by segment, while all other clients do so too, and writes to the whole
+// share.
 int BeInStorm(const WorkerOptions& options, ChaosCounters& counters) {
   absl::StatusOr<Client> client = ConnectToMeasure(options, /*wait=*/kPatience);
   if (!client.ok()) Unexplained("Connect", client.status());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SimDevice: a device whose calls take as long as the simulation wants, fail where it says, and which knows whose bytes
-// lie in every segment.
+// SimDevice: a device whose calls take as long as the simulation wants, and fail when the simulation says. SimDevice
+// knows which tenant's bytes lie in every segment.
 #ifndef VRAMBROKER_TESTS_FAULT_SIM_DEVICE_H_
 #define VRAMBROKER_TESTS_FAULT_SIM_DEVICE_H_
 
@@ -20,21 +20,21 @@
 
 namespace vrambroker::fault {
 
-// What the simulation sees of the device; outlives it.
+// State of the device for the simulation; outlives the device.
 struct SimMemory {
   struct Segment {
     uint64_t bytes = 0;
-    std::string contents;  // the tenant that wrote last; empty: zeros
+    std::string contents;  // tenant that wrote last; empty: zeros
   };
-  std::map<uint64_t, Segment> live;  // by address, which is never used again
+  std::map<uint64_t, Segment> live;  // keys: addresses, never used again
   uint64_t live_bytes = 0;
-  uint64_t clients_bytes = 0;  // that clients have got of the driver themselves
+  uint64_t clients_bytes = 0;  // bytes that clients got from the driver themselves
   uint64_t next_address = 1;
   int allocations = 0;
-  std::string misuse;  // of the device by the daemon
-  // Whether the next call fails.
+  std::string misuse;  // misuse of the device by the daemon
+  // Returns the result of the next allocation.
   std::function<absl::Status()> allocate_fails = [] { return absl::OkStatus(); };
-  // Processes that have the segment mapped.
+  // Returns the processes that have mapped the segment.
   std::function<std::vector<pid_t>(uint64_t address)> holders = [](uint64_t) { return std::vector<pid_t>(); };
 };
 

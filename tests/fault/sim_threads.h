@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SimThreads: runs the daemon's slow tasks one at a time, and stops and goes on with them where the simulation says, so
-// that a run repeats itself exactly.
+// SimThreads: runs the daemon's slow tasks one at a time. The simulation says where tasks stop and continue, so that a
+// run repeats exactly.
 #ifndef VRAMBROKER_TESTS_FAULT_SIM_THREADS_H_
 #define VRAMBROKER_TESTS_FAULT_SIM_THREADS_H_
 
@@ -27,7 +27,7 @@ class SimThread {
     thread_.join();
   }
 
-  // Runs `body` until it yields or ends. True: it has ended.
+  // Runs `body` until it yields or ends. Returns true when `body` has ended.
   bool Start(std::function<void()> body) {
     body_ = std::move(body);
     return Resume();
@@ -37,7 +37,7 @@ class SimThread {
     Switch(/*to_thread=*/true, /*wait=*/true);
     return ended_;
   }
-  // Within a body: back to the owner. Nothing happens on other threads.
+  // Returns from a body to the owner of the thread. Does nothing on other threads.
   static void Yield() {
     if (current == nullptr) return;
     current->Switch(/*to_thread=*/false, /*wait=*/true);
@@ -68,7 +68,7 @@ class SimThread {
 
   static inline thread_local SimThread* current = nullptr;
 
-  // Handed over with the turn.
+  // Members handed over with the turn.
   std::function<void()> body_;
   bool ended_ = false;
 
@@ -78,12 +78,12 @@ class SimThread {
   std::thread thread_;
 };
 
-// The daemon's workers. Tasks begin, and go on, in any order that the simulation chooses.
+// Workers of the daemon. Tasks begin and continue in any order that the simulation chooses.
 class SimThreads : public Executor {
  public:
   void Submit(std::function<void()> task) override { queued_.push_back(std::move(task)); }
   void SubmitFirst(std::function<void()> task) override { first_.push_back(std::move(task)); }
-  // Waiting for a client would stop the simulation: tasks take the other way, as when too many wait.
+  // Refuses: waiting for a client would stop the simulation. Tasks proceed as if too many tasks waited.
   absl::StatusOr<UserSlots::Slot> StartWaiting(const UserKey& /*user*/) override {
     return absl::ResourceExhaustedError("the simulation waits for nobody");
   }
@@ -91,7 +91,8 @@ class SimThreads : public Executor {
   size_t size() const { return queued_.size() + running_.size() + first_.size(); }
   size_t running() const { return running_.size(); }
 
-  // Runs those that come first, which never stop in the middle: before time passes, a worker gets to them.
+  // Runs all tasks of SubmitFirst(), which never stop in the middle. Called before time passes: by then a real worker
+  // would have run the tasks.
   void RunFirst() {
     while (!first_.empty()) {
       const std::function<void()> task = std::move(first_.front());
@@ -100,7 +101,7 @@ class SimThreads : public Executor {
     }
   }
 
-  // Begins or goes on with task number `which`, or runs those that come first. REQUIRES: which < size().
+  // Begins or continues task number `which`, or runs the tasks of SubmitFirst(). REQUIRES: which < size().
   void Step(size_t which) {
     if (which >= running_.size() + queued_.size()) return RunFirst();
     if (which < running_.size()) {

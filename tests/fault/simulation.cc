@@ -17,7 +17,7 @@ namespace {
 constexpr std::chrono::milliseconds kReclaimTimeout(2000);
 constexpr std::chrono::milliseconds kHoldBackTime(1000);
 constexpr std::chrono::milliseconds kSettleTime(50);
-// How late the simulation may be with the timer.
+// Most delay of the timer in the simulation.
 constexpr std::chrono::milliseconds kTimerSlack(1);
 
 v1::OutOfMemory::Cause CauseOf(const absl::Status& status) {
@@ -28,7 +28,7 @@ v1::OutOfMemory::Cause CauseOf(const absl::Status& status) {
   return proto.cause();
 }
 
-// Puts one user's sessions into a claim.
+// Returns a policy that puts one user's sessions into a claim.
 std::shared_ptr<const Policy> PolicyOfClaim(uint64_t limit) {
   PolicyRule rule;
   rule.label = "team";
@@ -40,7 +40,7 @@ std::shared_ptr<const Policy> PolicyOfClaim(uint64_t limit) {
 
 }  // namespace
 
-// A client process that leases segments. What it does not know of, it does not use.
+// A client process that leases segments. The client uses no segment it does not know about.
 class SimClient {
  public:
   struct Held {
@@ -48,7 +48,7 @@ class SimClient {
     uint64_t bytes = 0;
   };
 
-  // One connection of it.
+  // A connection of the client.
   class Stream : public SessionEvents {
    public:
     explicit Stream(SimClient* client) : client_(*client) {}
@@ -59,7 +59,7 @@ class SimClient {
     void Ask(uint64_t id, const ClientQuestion& question) override {
       Post([this, id, question] { client_.Answer(id, question); });
     }
-    // To be read by the client later, unless the connection breaks first.
+    // Queues a message that the client reads later, unless the connection breaks first.
     void Post(std::function<void()> message) {
       if (!broken_) inbox_.push_back(std::move(message));
     }
@@ -132,7 +132,7 @@ class SimClient {
     }
   }
 
-  // It has learned that the segments are its own.
+  // Tells the client that the segments belong to the client.
   void Open(const std::vector<vrambroker::Lease>& leases) {
     for (const vrambroker::Lease& lease : leases) {
       const uint64_t address = AddressOf(std::get<CudaIpcHandle>(lease.handle));
@@ -158,13 +158,13 @@ class SimClient {
   SessionPtr session;
   std::shared_ptr<Stream> stream;
   bool alive = true;
-  bool keeps_mappings = false;  // of what it says it has returned
-  bool silent = false;          // does not read, as when it is stopped
+  bool keeps_mappings = false;  // keeps mappings of returned segments
+  bool silent = false;          // does not read, like a stopped process
   uint64_t limit_changes = 0;
   size_t asking = 0;  // requests without an answer
   std::function<void()> gone;
   absl::btree_map<SegmentId, Held> held;
-  std::set<SegmentId> busy;   // of these, in use
+  std::set<SegmentId> busy;   // segments in `held` that are in use
   std::set<uint64_t> mapped;  // addresses
 };
 
@@ -173,7 +173,7 @@ Simulation::Simulation(uint64_t seed)
   memory_.allocate_fails = [this]() -> absl::Status {
     if (ending_ || !Chance(4)) return absl::OkStatus();
     ++counts_.driver_failures;
-    // While others give memory back to the driver, the pool would really wait for them.
+    // The pool would really wait for other threads that give memory back to the driver.
     if (driver_runs_out_ && threads_.running() == 0) return absl::ResourceExhaustedError("the driver has no more");
     return absl::InternalError("the driver failed");
   };
@@ -189,7 +189,7 @@ Simulation::Simulation(uint64_t seed)
   pool_ =
       std::make_unique<SegmentPool>(std::make_unique<SimDevice>(&memory_, capacity_), capacity_, &next_segment_,
                                     SegmentPoolOptions{.settle_time = kSettleTime,
-                                                       .free_timeout = std::chrono::milliseconds(0),  // nobody waits
+                                                       .free_timeout = std::chrono::milliseconds(0),  // no thread waits
                                                        .clock = clock});
   BrokerOptions options;
   options.reclaim_timeout = kReclaimTimeout;
@@ -303,7 +303,7 @@ void Simulation::Act(SimClient& client) {
               return;
             }
             ++counts_.resumes;
-            // What it did not name is not its own any more.
+            // Segments missing from `held` do not belong to the client any more.
             std::set<uint64_t> kept;
             for (const auto& [segment, what] : client.held) kept.insert(what.address);
             std::erase_if(owner_,
@@ -347,7 +347,7 @@ void Simulation::Act(SimClient& client) {
   } else if (dice < 95) {
     (void)broker_->EndSession(client.session, "an operator");
   } else if (dice < 97) {
-    // A client says goodbye when nothing of it is under way. It forgets its mappings, unless it lies.
+    // A client says goodbye when no request is under way. The client drops its mappings, unless it lies.
     if (client.asking > 0) return;
     client.alive = false;
     if (!client.keeps_mappings) client.mapped.clear();
@@ -397,7 +397,7 @@ void Simulation::TakeOver(SimClient& client, uint64_t address) {
     }
   }
   for (const auto& [pid, mapped] : children_) {
-    // Within a tenant it may be: its parent had said that it had returned the segment.
+    // Exception within a tenant: the parent may have kept a mapping of a returned segment.
     if (child_domains_[pid] != client.tenant && std::find(mapped.begin(), mapped.end(), address) != mapped.end()) {
       Fail(absl::StrCat("a child of an ended process can still touch what ", client.tenant, " gets"));
     }
@@ -409,7 +409,7 @@ void Simulation::Leased(const Request& request, const absl::StatusOr<std::vector
   SimClient& client = *request.client;
   counts_.leases += leases->size();
   const std::optional<AccountState> account = pool_->GetAccount(client.session->id());
-  if (!account.has_value()) return;  // it was closed in the very moment
+  if (!account.has_value()) return;  // the session was closed at this very moment
   for (const vrambroker::Lease& lease : *leases) {
     TakeOver(client, AddressOf(std::get<CudaIpcHandle>(lease.handle)));
   }
@@ -441,7 +441,7 @@ void Simulation::Kill(SimClient& client) {
   ++counts_.kills;
   client.alive = false;
   counts_.lost_messages += client.stream->Break();
-  if (Chance(25)) {  // it had forked
+  if (Chance(25)) {  // the process had forked
     const pid_t child = ++next_pid_;
     children_[child] = {client.mapped.begin(), client.mapped.end()};
     child_domains_[child] = client.tenant;
@@ -468,7 +468,7 @@ void Simulation::Advance(std::chrono::nanoseconds by) {
     CheckHeldBack();
   }
   now_ = std::max(now_, end);
-  if (now_ >= next_health_) {  // as the daemon does
+  if (now_ >= next_health_) {  // checks health periodically, like the daemon
     next_health_ = now_ + std::chrono::seconds(2);
     if (!pool_->UpdateHealth().ok()) Fail("the device is not healthy");
   }
@@ -479,7 +479,8 @@ void Simulation::Advance(std::chrono::nanoseconds by) {
 void Simulation::FireTimer() {
   timer_.reset();
   broker_->OnTimer();
-  if (timer_.has_value() && *timer_ <= now_) now_ += std::chrono::microseconds(100);  // the kernel's, at least
+  if (timer_.has_value() && *timer_ <= now_)
+    now_ += std::chrono::microseconds(100);  // the kernel's timer takes at least some time
 }
 
 void Simulation::Settle() {
@@ -506,7 +507,7 @@ void Simulation::CheckSums() {
     if (account.guarantee_bytes > account.limit_bytes) Fail("a guarantee is above its limit");
     CheckClaim(account);
   }
-  // What the driver refused is not promised to anybody.
+  // Bytes that the driver refused are promised to no session.
   const uint64_t in_all = stats.charged_bytes - stats.outside_bytes;
   const uint64_t of_nobody = in_all - reserved;
   if (in_all < reserved || of_nobody < stats.quarantined_bytes) {
@@ -517,7 +518,7 @@ void Simulation::CheckSums() {
   if (stats.guaranteed_bytes != guaranteed) Fail("the guarantees do not add up");
   if (promised > capacity_) Fail("more is promised than there is");
   if (threads_.size() == 0 && of_nobody != stats.quarantined_bytes) Fail("bytes are charged to nobody");
-  uint64_t charged = 0;  // for what clients have themselves
+  uint64_t charged = 0;  // charges for memory that clients got from the driver themselves
   for (const SessionPtr& session : broker_->sessions().GetAll()) {
     if (session->counted() != nullptr) charged += session->GetMemoryStats(0).reserved_bytes.all.current;
   }
@@ -555,7 +556,7 @@ void Simulation::CheckWaiting() {
   }
 }
 
-// Nobody is held back for longer than the bound.
+// Checks that no request is held back for longer than the bound.
 void Simulation::CheckHeldBack() {
   std::map<HeldBackKey, SteadyTime> held_back;
   for (const WaitingRequest& waiting : broker_->waiting().GetWaiting(0)) {
@@ -573,7 +574,7 @@ void Simulation::CheckNobodyIsStuck() {
   if (!failure_.empty()) return;
   const std::vector<WaitingRequest> waiting = broker_->waiting().GetWaiting(0);
   if (waiting.empty() || waiting[0].guarantee) return;
-  pool_->HoldBack(std::nullopt);  // what it waits for then is there
+  pool_->HoldBack(std::nullopt);  // ends the hold: held-back memory counts as available
   if (pool_->AvailableBytes(waiting[0].session) >= waiting[0].bytes) {
     Fail(absl::StrCat("the first request waits for ", waiting[0].bytes, " bytes, which are there"));
   }

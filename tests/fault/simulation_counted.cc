@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Programs of the simulation that have their own memory of the driver, and have it counted.
+// Programs of the simulation that get memory from the driver themselves, and have the memory counted.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -54,7 +54,7 @@ void Simulation::ActCounted(SimCounted& program) {
   if (!program.alive) return;
   const uint64_t dice = Random(100);
   if (!program.connected) {
-    if (dice < 40) {  // by exec(): what it had is gone
+    if (dice < 40) {  // reconnects by exec(): memory of the old program is gone
       memory_.clients_bytes -= std::exchange(program.used, 0);
       program.charged = 0;
       Hello(program);
@@ -106,7 +106,7 @@ void Simulation::Charge(SimCounted& program) {
         if (account.has_value() && changes == program.limit_changes && account->reserved_bytes > account->limit_bytes) {
           Fail(absl::StrCat("a charge passed the limit: ", account->reserved_bytes, " of ", account->limit_bytes));
         }
-        // The client cannot be told.
+        // The client cannot be told of the charge.
         if (!program.alive || connection != program.connection) {
           (void)broker_->charges().Uncharge(session, 0, bytes);
           return;
@@ -144,7 +144,7 @@ void Simulation::CheckCounted() {
       Fail(absl::StrCat("a program that was granted ", program->charged, " bytes is charged ", charged));
     }
   }
-  // What a program was told that it may have is there.
+  // The driver has the memory that programs were told they may use.
   if (threads_.size() == 0 && memory_.live_bytes + memory_.clients_bytes > capacity_) {
     Fail("the driver had to give more than it has");
   }

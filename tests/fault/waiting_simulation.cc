@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who waits for whom, under hostile arrivals: the real growth queue and pool over a simulated device and clock.
+// Simulation of requests that wait under hostile arrivals: the real request queue and pool over a simulated device and
+// clock.
 //
-// Honest sessions and hostile ones share a device. The hostile ones ask for all of it and wait for an hour, report
-// memory as idle that they do not give, take and give as fast as they can, and come again as new sessions, as several
-// users. Nobody but the sitters, who never give anything back, holds memory for longer than half of hold_back_time.
+// Honest and hostile sessions share a device. Hostile sessions ask for nearly all of the device and wait for an hour,
+// report memory as idle and keep the memory, take and give as fast as they can, and come again as new sessions, as
+// several users. Sitters never give memory back. All other sessions hold memory for half of hold_back_time at most.
 //
-// After each step: a request that only a hold keeps from its memory has been held back for hold_back_time at most, and
-// is not refused; a sitter that wants more gets it when it is free. A large request that could be served if the others
-// gave back what they hold is served, in the end: within kLongest. Prints how long they took.
+// Checks after each step: a request kept from its memory only by a hold is held back for hold_back_time at most, and is
+// not refused. A sitter that wants more memory gets free memory. A large request that could be served if the other
+// sessions gave back their memory is served within kLongest. Prints the times that large requests took.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -44,7 +45,7 @@ constexpr uint64_t kCapacity = 128_MiB;
 constexpr milliseconds kHoldBackTime(1000);
 constexpr milliseconds kReclaimTimeout(2000);
 constexpr milliseconds kSlack(1);
-constexpr std::chrono::seconds kLongest(600);  // a large request waits among hostile ones
+constexpr std::chrono::seconds kLongest(600);  // bound for a large request among hostile requests
 constexpr size_t kSitters = 3;
 constexpr uint64_t kSitterLimit = 10_MiB;
 constexpr size_t kMaxSessions = 24;
@@ -90,8 +91,8 @@ class World {
  private:
   struct Session {
     uid_t uid = 0;
-    bool lies = false;                      // reports all of it as idle, and gives nothing
-    std::map<SegmentId, SteadyTime> until;  // what it holds, and how long it will
+    bool lies = false;                      // reports all memory as idle, and gives none
+    std::map<SegmentId, SteadyTime> until;  // held segments, with the end of each
   };
   struct Asked {
     SessionId session{};
@@ -134,7 +135,7 @@ class World {
     return candidates;
   }
 
-  // What is granted is held for a while.
+  // Leases a segment; the session holds the segment until `until`.
   void Take(SessionId id, uint64_t bytes, SteadyTime until, bool granted = false) {
     const absl::StatusOr<SegmentId> segment = pool_.Lease(id, bytes, granted);
     if (segment.ok()) sessions_.at(id).until[*segment] = until;
@@ -185,7 +186,7 @@ class World {
       OpenSession(kCapacity, static_cast<uid_t>(Random(4)));
     } else if (dice < 12) {
       if (const SessionId id = AnySession(); !IsSitter(id) && !IsLarge(id)) CloseSession(id);
-    } else if (dice < 40) {  // as fast as it can, past the queue
+    } else if (dice < 40) {  // takes memory past the queue, as fast as possible
       if (const SessionId id = AnySession(); !IsSitter(id) && !IsLarge(id)) {
         Take(id, RandomBytes(Chance(20) ? kCapacity : 16_MiB), SomeTime());
       }
@@ -201,7 +202,7 @@ class World {
     } else if (dice < 53) {
       SitterGrows();
     } else if (dice < 56 && !large_) {
-      // It fits beside the sitters, even when they hold all that they may.
+      // The request fits beside the sitters, even when sitters hold all memory they may have.
       const SessionId id = OpenSession(kCapacity, /*uid=*/7);
       large_ = true;
       Ask(id, kCapacity - kSitters * kSitterLimit - RandomBytes(16_MiB), std::chrono::hours(1'000), /*is_large=*/true);
@@ -213,7 +214,7 @@ class World {
 
   bool IsLarge(SessionId id) const { return sessions_.at(id).uid == 7; }
 
-  // What is free is its own, whatever is held back for others.
+  // Checks that a sitter gets free memory within its limit, even memory held back for other requests.
   void SitterGrows() {
     const SessionId id = sitters_[Random(sitters_.size())];
     const PoolStats stats = pool_.GetStats();
@@ -261,7 +262,7 @@ class World {
       sessions_.at(id).until.erase(segment);
       if (!pool_.Return(id, {segment}).ok()) Fail("a segment cannot be given back");
     }
-    std::vector<SessionId> done;  // large ones, once they have had what they wanted
+    std::vector<SessionId> done;  // sessions whose large request is over
     for (const auto& [id, session] : sessions_) {
       const bool waits =
           std::any_of(asked_.begin(), asked_.end(), [&id = id](const auto& a) { return a.second.session == id; });
@@ -294,14 +295,14 @@ class World {
   SimMemory memory_;
   std::atomic<uint64_t> next_segment_{1};
   SegmentPool pool_;
-  std::deque<std::pair<SteadyTime, std::function<void()>>> answers_;  // to come
+  std::deque<std::pair<SteadyTime, std::function<void()>>> answers_;  // answers of asked sessions, with their times
   RequestQueue queue_;
   uint64_t next_session_ = 1;
   std::map<SessionId, Session> sessions_;
   std::vector<SessionId> sitters_;
   uint64_t next_key_ = 1;
-  std::map<uint64_t, Asked> asked_;  // those that wait, by key
-  bool large_ = false;               // one of them is large
+  std::map<uint64_t, Asked> asked_;  // waiting requests, by key
+  bool large_ = false;               // a large request waits
 
   uint64_t large_served_ = 0;
   uint64_t small_served_ = 0;
@@ -309,7 +310,7 @@ class World {
   SteadyTime::duration longest_large_{0};
   SteadyTime::duration sum_large_{0};
   SteadyTime::duration longest_held_back_{0};
-  std::map<uint64_t, SteadyTime::duration> held_back_;  // requests that ever were
+  std::map<uint64_t, SteadyTime::duration> held_back_;  // requests that were ever held back, with their last hold
 };
 
 int Main() {
