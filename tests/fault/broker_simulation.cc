@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs simulations of the broker, one seed each, until a simulation fails, all are done, or the time is up. Prints the
-// totals, or the seed that repeats the failure.
+// Runs simulations of the broker, each with its own seed, until a simulation fails, all are done, or the time is up.
+// Prints the totals, or the seed that repeats the failure.
 #include <spdlog/spdlog.h>
 
 #include <chrono>

@@ -6,9 +6,9 @@
 // First part: some clients have guarantees, some wait, some make others give up idle memory, and some hoard. Hoarding
 // clients are killed, stopped for a while, and cut off at random, and leave children behind that keep the memory. The
 // daemon is stopped and killed as often as requested. An operator changes guarantees, and the daemon reads another
-// configuration. All other parts produce figures: chaos_measure.h.
+// configuration. The second and third parts produce figures: chaos_measure.h.
 //
-// Exit codes: 0 when all is well, otherwise 1. The test prints times and never judges them.
+// Exit codes: 0 when all is well, otherwise 1. The test prints times and never judges times.
 #include <signal.h>
 #include <sys/resource.h>
 

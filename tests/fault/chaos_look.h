@@ -26,18 +26,18 @@ class Looks {
 
   // Returns Internal when a client has mapped more of a device than its limit, or when all clients together have mapped
   // more than the capacity, no matter which daemon gave the memory. A client killed meanwhile has no memory. REQUIRES:
-  // all clients are stopped, so that the look is one moment.
+  // all clients are stopped, so that the look is a single moment.
   absl::Status Look(const std::vector<Client>& clients);
 
   // Returns the bytes still mapped by any process, of the daemon whose files an earlier look has seen.
   uint64_t BytesLeft() const;
 
   uint64_t count() const { return count_; }
-  uint64_t most_held() const { return most_held_; }      // most bytes of one device, of all clients in one look
-  uint64_t most_of_one() const { return most_of_one_; }  // most bytes of one device, of one client in one look
+  uint64_t most_held() const { return most_held_; }      // most bytes of a device held by all clients in a look
+  uint64_t most_of_one() const { return most_of_one_; }  // most bytes of a device held by a single client in a look
   uint64_t most_with_children() const {
     return most_with_children_;
-  }  // most bytes in one look, with memory mapped only by children
+  }  // most bytes in a look, with memory mapped only by children
 
  private:
   const uint64_t capacity_bytes_;

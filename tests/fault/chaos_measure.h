@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parts of the chaos test that measure times. The parts print times and never judge them.
+// Parts of the chaos test that measure times. Printed times are never judged.
 #ifndef VRAMBROKER_TESTS_FAULT_CHAOS_MEASURE_H_
 #define VRAMBROKER_TESTS_FAULT_CHAOS_MEASURE_H_
 

@@ -193,7 +193,8 @@ class Worker {
       restarts_done = counters_.restarts_done;
       return client_->status().ok();
     };
-    // A new daemon refuses a guarantee while earlier clients use too much memory, at the latest until they end.
+    // A new daemon refuses a guarantee while earlier clients use too much memory, at the latest until the end of
+    // earlier clients.
     const int64_t lost = Now();
     while (role() == "guaranteed" && !counters_.stop && !WaitFor(reach, absl::Seconds(1))) {
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Clients of the chaos test. A client writes into all memory it gets, and verifies the bytes before returning the
-// memory, and sometimes in between. Clients end when ChaosCounters::stop is set, or when the test ends them.
+// Clients of the chaos test. A client writes into all its memory, and verifies the bytes before returning the memory,
+// and sometimes in between. Clients end when ChaosCounters::stop is set, or when the test ends them.
 #ifndef VRAMBROKER_TESTS_FAULT_CHAOS_WORKER_H_
 #define VRAMBROKER_TESTS_FAULT_CHAOS_WORKER_H_
 

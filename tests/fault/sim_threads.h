@@ -131,7 +131,7 @@ class SimThreads : public Executor {
 
   std::deque<std::function<void()>> first_;
   std::deque<std::function<void()>> queued_;
-  std::vector<std::unique_ptr<SimThread>> running_;  // stopped in the middle
+  std::vector<std::unique_ptr<SimThread>> running_;  // threads stopped in the middle
   std::vector<std::unique_ptr<SimThread>> spare_;
 };
 

@@ -40,7 +40,7 @@ std::shared_ptr<const Policy> PolicyOfClaim(uint64_t limit) {
 
 }  // namespace
 
-// A client process that leases segments. The client uses no segment it does not know about.
+// A client process that leases segments. The client uses no unknown segment.
 class SimClient {
  public:
   struct Held {
@@ -262,7 +262,7 @@ void Simulation::Step() {
   } else if (dice < 92) {
     threads_.Submit([this] { pool_->ReleaseIdleSince(now_ - std::chrono::milliseconds(300)); });
   } else if (dice < 93 && threads_.size() == 0) {
-    broker_->SetPolicy(PolicyOfClaim(2 * RandomBytes()));  // one change at a time
+    broker_->SetPolicy(PolicyOfClaim(2 * RandomBytes()));  // no change is under way
   } else {
     Advance(std::chrono::milliseconds(Chance(20) ? Random(3000) : Random(40)));
   }
@@ -318,7 +318,7 @@ void Simulation::Act(SimClient& client) {
   if (dice < 50) {
     Lease(client);
   } else if (dice < 65) {
-    for (const auto& [segment, what] : client.held) {  // work ends, work begins
+    for (const auto& [segment, what] : client.held) {  // work ends or begins
       if (Chance(50)) {
         client.busy.erase(segment);
       } else {

@@ -144,7 +144,7 @@ void Simulation::CheckCounted() {
       Fail(absl::StrCat("a program that was granted ", program->charged, " bytes is charged ", charged));
     }
   }
-  // The driver has the memory that programs were told they may use.
+  // The driver has all memory charged to programs.
   if (threads_.size() == 0 && memory_.live_bytes + memory_.clients_bytes > capacity_) {
     Fail("the driver had to give more than it has");
   }

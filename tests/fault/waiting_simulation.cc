@@ -4,8 +4,9 @@
 // clock.
 //
 // Honest and hostile sessions share a device. Hostile sessions ask for nearly all of the device and wait for an hour,
-// report memory as idle and keep the memory, take and give as fast as they can, and come again as new sessions, as
-// several users. Sitters never give memory back. All other sessions hold memory for half of hold_back_time at most.
+// report memory as idle and keep the memory, take and give as fast as possible, and come again as new sessions, as
+// several users. Sitters never give memory back. Sessions except sitters hold memory for half of hold_back_time at
+// most.
 //
 // Checks after each step: a request kept from its memory only by a hold is held back for hold_back_time at most, and is
 // not refused. A sitter that wants more memory gets free memory. A large request that could be served if the other
@@ -202,7 +203,7 @@ class World {
     } else if (dice < 53) {
       SitterGrows();
     } else if (dice < 56 && !large_) {
-      // The request fits beside the sitters, even when sitters hold all memory they may have.
+      // The request fits beside the sitters, even when sitters hold as much memory as their limits allow.
       const SessionId id = OpenSession(kCapacity, /*uid=*/7);
       large_ = true;
       Ask(id, kCapacity - kSitters * kSitterLimit - RandomBytes(16_MiB), std::chrono::hours(1'000), /*is_large=*/true);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What operators touch, beside vramctl: flags and configuration, systemd, health checks, metrics.
+// Interfaces for operators besides vramctl: flags and configuration, systemd, health checks, metrics.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -62,7 +62,7 @@ TEST(ConfigTest, TheExamplesRulesAreGoodWhenTheCommentSignsAreTaken) {
     const bool is_rule = absl::StartsWith(line, "# rules {");
     if (!is_rule && !absl::StartsWith(line, "#   ") && line != "# }") continue;
     rules += is_rule ? 1 : 0;
-    // Every machine has a group of the number 0, but hardly the example's.
+    // Group 0 exists on every machine; the example's groups may be missing.
     absl::StrAppend(&text,
                     absl::StrReplaceAll(line.substr(2),
                                         {{"gid: \"research\"", "gid: \"0\""}, {"gid: \"operators\"", "gid: \"0\""}}),
@@ -85,7 +85,7 @@ TEST(ConfigTest, CheckConfigSaysWhereAndWhat) {
   EXPECT_TRUE(StrContains(unknown_field.err, unknown + ":2:")) << unknown_field.err;
   EXPECT_TRUE(StrContains(unknown_field.err, "capasity")) << unknown_field.err;
 
-  // All faults at once.
+  // Reports all faults at once.
   const RunResult values = Daemon({"--check_config", "--config=" + ConfigFile(R"(
       socket_mode: "0999" device: "tpu" capacity: "1KiB" host_devices: 17 idle_decay: "soon" log_level: "loud"
       session_limit { fraction: 1.5 })")});
@@ -132,7 +132,7 @@ TEST(ConfigTest, BadFlags) {
   EXPECT_TRUE(StrContains(Daemon({"--version"}).out, "vrambrokerd "));
 }
 
-// Any process of root that asks NVIDIA's library makes /dev/nvidiactl, whether there is a driver or not.
+// Root processes that ask NVIDIA's library create /dev/nvidiactl, even without a driver.
 TEST(ConfigTest, ADeviceFileAloneIsNoDriver) {
   for (const auto& [folder, is_driver] : std::map<std::string, bool>{
            {"/dev/nvidiactl", false}, {"/proc/driver/nvidia", true}, {"/sys/module/nvidia", true}}) {
@@ -153,7 +153,7 @@ TEST(ConfigTest, CudaWithoutAGpu) {
 
 // ---- systemd and health checks ----
 
-// A datagram socket that collects what the daemon tells systemd.
+// Datagram socket that collects the daemon's messages to systemd.
 class NotifySocket {
  public:
   NotifySocket() : path_(MakeTempDir() + "/notify"), fd_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
@@ -191,7 +191,7 @@ TEST_F(ServiceTest, TellsSystemdWhenItIsReadyAliveAndStopping) {
   EXPECT_TRUE(notify.WaitForText("STOPPING=1"));
 }
 
-// A program that takes the port while the daemon is down does not take the memory from the others.
+// Memory is served even if another program took the HTTP port while the daemon was down.
 TEST_F(ServiceTest, APortInUseIsSaidAndTriedAgainWhileMemoryIsServed) {
   UniqueFd taken(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};
@@ -222,7 +222,7 @@ TEST_F(ServiceTest, APortInUseIsSaidAndTriedAgainWhileMemoryIsServed) {
   EXPECT_GE(page.Value("vrambroker_http_listen_failures_total").value_or(0), 1);
 }
 
-// On an old kernel, or in a sandbox.
+// Simulates an old kernel, or a sandbox.
 TEST_F(ServiceTest, AKilledClientsMemoryComesBackWithoutPidfds) {
   ASSERT_OK(StartDaemon({.http = true, .runner = paths::kWithoutPidfds}));
   EXPECT_TRUE(StrContains(daemon_->log(), "this kernel has no pidfd_open")) << daemon_->log();
@@ -231,7 +231,7 @@ TEST_F(ServiceTest, AKilledClientsMemoryComesBackWithoutPidfds) {
   {
     ASSERT_OK_AND_ASSIGN(ClientProcess killed, ConnectProcess("killed"));
     ASSERT_OK(killed.Call("fill 3 10000000 7"));
-    ASSERT_OK(killed.Call("fork"));  // it has the connections, too, until this process has ended
+    ASSERT_OK(killed.Call("fork"));  // the child keeps the connections until this process has ended
     killed.process().Signal(SIGKILL);
     EXPECT_TRUE(WaitFor([&] {
       return daemon_->Metrics().Value("vrambroker_rpc_in_flight", {{"method", "Session"}}) == 1;
@@ -243,7 +243,7 @@ TEST_F(ServiceTest, AKilledClientsMemoryComesBackWithoutPidfds) {
   EXPECT_EQ(daemon_->Stop().value_or(-1), 0) << daemon_->log();
 }
 
-// What a machine with a GPU has in /proc, in a mount namespace of the daemon's own.
+// Mounts a folder of a GPU, like on a machine with a GPU, over /proc/driver, in the daemon's own mount namespace.
 TEST_F(ServiceTest, AutoDoesNotServeTheHostWhereThereAreGpus) {
   HOST_DEVICE_ONLY();
   const std::string mount = "mount -t tmpfs none /proc/driver && mkdir -p /proc/driver/nvidia/gpus/0000:01:00.0 && ";
@@ -296,7 +296,7 @@ TEST_F(ServiceTest, HealthServiceAndHealthPageFollowTheDaemon) {
   EXPECT_EQ(daemon_->process().Wait().value_or(-1), 0);
 }
 
-// Many claims, each with its sockets, take a while to be served again.
+// Serving many claims again takes a while, because each claim has sockets.
 TEST_F(ServiceTest, HealthIsOkOnlyWhenTheSocketsAreThere) {
   HOST_DEVICE_ONLY();
   constexpr int kClaims = 200;
@@ -382,17 +382,17 @@ TEST_F(MetricsTest, NamesAndValues) {
   placement_ = Placement::kRemote;
   ASSERT_OK_AND_ASSIGN(Client a, Connect("a", Limit(0.25)));
   ASSERT_OK_AND_ASSIGN(Client b, Connect("b"));
-  ASSERT_OK_AND_ASSIGN(Buffer x, a.Allocate(1000));    // 1024 of a segment of 2 MiB
-  ASSERT_OK_AND_ASSIGN(Buffer y, b.Allocate(3_MiB));   // of a segment of 20 MiB
-  ASSERT_OK_AND_ASSIGN(Buffer z, b.Allocate(18_MiB));  // a segment of its own, then cached
+  ASSERT_OK_AND_ASSIGN(Buffer x, a.Allocate(1000));    // 1024 bytes of a segment of 2 MiB
+  ASSERT_OK_AND_ASSIGN(Buffer y, b.Allocate(3_MiB));   // part of a segment of 20 MiB
+  ASSERT_OK_AND_ASSIGN(Buffer z, b.Allocate(18_MiB));  // a separate segment, cached after the reset
   EXPECT_OK(z.Reset());
   EXPECT_FALSE(a.Allocate(65_MiB).ok());   // limit
-  EXPECT_FALSE(b.Allocate(257_MiB).ok());  // larger than the device
+  EXPECT_FALSE(b.Allocate(257_MiB).ok());  // size above the device's
   EXPECT_FALSE(
-      b.Allocate(236_MiB).ok());  // fragmentation: it would fit beside what b uses; first, its cached segment went back
+      b.Allocate(236_MiB).ok());  // fragmentation: fits beside b's used memory; b's cached segment went back first
   {
     ASSERT_OK_AND_ASSIGN(Client c, Connect("c"));
-    EXPECT_FALSE(c.Allocate(236_MiB).ok());  // capacity: the others have some, and it has no holes
+    EXPECT_FALSE(c.Allocate(236_MiB).ok());  // capacity: other sessions have memory, and c has no holes
   }
   EXPECT_TRUE(WaitFor([&] { return daemon_->Metrics().Sum("vrambroker_sessions") == 2; })) << "its goodbye has arrived";
 
@@ -424,7 +424,7 @@ TEST_F(MetricsTest, NamesAndValues) {
   EXPECT_EQ(client("a", "inactive_split_bytes"), small - 1024);
   EXPECT_DOUBLE_EQ(client("a", "fragmentation_ratio"), 1 - 1024 / small);
   EXPECT_EQ(client("b", "reserved_bytes"), large);
-  // The clients' figures add up to the device's; reserved also has what is idle.
+  // Figures of the clients add up to the device's figures. Reserved bytes also include idle bytes.
   for (const char* name : {"allocated_bytes", "active_bytes", "requested_bytes", "inactive_split_bytes"}) {
     EXPECT_EQ(page.Sum(absl::StrCat("vrambroker_client_", name)), device(name)) << name;
   }
@@ -467,13 +467,13 @@ TEST_F(MetricsTest, AScrapeIsWholeWhileClientsComeAndGo) {
   }
 }
 
-// What a scrape says after calls of every kind.
+// Checks the metrics after calls of every kind.
 TEST_F(MetricsTest, CallsAreCountedByMethodAndCode) {
   for (const Placement placement : {Placement::kRemote, Placement::kLeased}) {
     placement_ = placement;
     ASSERT_OK_AND_ASSIGN(Client client, Connect("caller"));
     ASSERT_OK_AND_ASSIGN(const Buffer buffer, client.Allocate(1000));
-    EXPECT_TRUE(WaitFor([&] {  // the one before may not be over yet
+    EXPECT_TRUE(WaitFor([&] {  // the session before may not be over yet
       return daemon_->Metrics().Value("vrambroker_rpc_in_flight", {{"method", "Session"}}) == 1;
     }));
     EXPECT_FALSE(client.Allocate(1_GiB).ok());
@@ -483,7 +483,7 @@ TEST_F(MetricsTest, CallsAreCountedByMethodAndCode) {
   const auto calls = [&](const char* method, const char* code) {
     return page.Value("vrambroker_rpc_requests_total", {{"method", method}, {"code", code}}).value_or(0);
   };
-  WaitFor([&] {  // a call is counted when it has been answered
+  WaitFor([&] {  // the daemon counts a call after the answer
     page = daemon_->Metrics();
     return calls("Session.Explain", "RESOURCE_EXHAUSTED") >= 1 && calls("ListSessions", "OK") >= 1;
   });
@@ -508,7 +508,7 @@ TEST_F(DaemonTest, LogsAreJsonLinesOnDemand) {
   EXPECT_TRUE(WaitFor([&] { return StrContains(daemon_->log(), "session closed"); })) << daemon_->log();
   std::map<std::string, nlohmann::json> events;
   for (const absl::string_view line : absl::StrSplit(daemon_->log(), '\n', absl::SkipEmpty())) {
-    if (line[0] != '{') continue;  // of sanitizers
+    if (line[0] != '{') continue;  // output of sanitizers
     const nlohmann::json parsed = nlohmann::json::parse(std::string(line), nullptr, /*allow_exceptions=*/false);
     ASSERT_TRUE(parsed.is_object()) << line;
     EXPECT_TRUE(parsed.contains("time") && parsed.contains("level")) << line;
@@ -527,8 +527,7 @@ TEST_F(DaemonTest, LogsAreJsonLinesOnDemand) {
   EXPECT_EQ(events["session closed"]["refusals"], 1);
 }
 
-// Each session reports right after its first segment, and next a second later: what it does in between is in the log,
-// too.
+// A session reports right after its first segment, and again a second later. The log must include changes in between.
 TEST_F(DaemonTest, TheLogHasTheLastFiguresOfASession) {
   ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = "log_format: \"json\"", .http = true}));
   const auto allocated = [&] { return daemon_->Metrics().Value("vrambroker_device_allocated_bytes", {{"gpu", "0"}}); };
@@ -580,13 +579,13 @@ TEST_F(DaemonTest, TheLogHasTheLastFiguresOfASession) {
 
   ASSERT_OK_AND_ASSIGN(ClientProcess stays, ConnectProcess("stays"));
   ASSERT_OK(stays.Call(absl::StrCat("alloc ", 20_MiB)));
-  // Memory of the killed ones is back.
+  // Memory of the killed clients is back.
   ASSERT_TRUE(WaitFor([&] {
     const absl::StatusOr<HttpAnswer> answer = daemon_->Get("/api/v1/state");
     return answer.ok() && nlohmann::json::parse(answer->body)["devices"][0]["reserved_bytes"] == 20_MiB;
   })) << daemon_->log();
   daemon_->process().Signal(SIGTERM);
-  // As long as the port answers, nobody reads that what the program holds is free, or cached.
+  // Answers of the port never show the program's held memory as free or cached.
   while (true) {
     const absl::StatusOr<HttpAnswer> answer = daemon_->Get("/api/v1/state");
     if (!answer.ok() || answer->code != 200) break;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who gets what: rules, what vramctl says about them, rights, and reading the configuration again.
+// Policy: rules, vramctl's output about rules, rights, and reloads of the configuration.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -35,7 +35,7 @@ class PolicyTest : public VramctlDaemonTest {
     ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = absl::StrCat("socket_mode: '0666'\n", config)}));
   }
 
-  // A process of another user, with the group 44. REQUIRES: root.
+  // Returns a process of another user, with the group 44. REQUIRES: root.
   absl::StatusOr<ClientProcess> Stranger(uid_t uid) {
     absl::StatusOr<ClientProcess> process = ClientProcess::Start(dir());
     if (!process.ok()) return process;
@@ -43,7 +43,7 @@ class PolicyTest : public VramctlDaemonTest {
     return process;
   }
 
-  // As an editor does it: a reader sees the old file or the new one.
+  // Replaces the file like an editor: a reader sees the old file or the new file.
   void WriteConfig(const std::string& text) const {
     const std::string path = daemon_->config_path();
     std::ofstream(path + ".new")
@@ -52,7 +52,7 @@ class PolicyTest : public VramctlDaemonTest {
     std::filesystem::rename(path + ".new", path);
   }
 
-  // How often the daemon has said `line`.
+  // Counts how often the daemon has logged `line`.
   size_t Said(const std::string& line) const {
     const std::string log = daemon_->log();
     size_t count = 0;
@@ -114,7 +114,7 @@ TEST_F(PolicyTest, ExplainSaysWhichRuleAndWhy) {
   EXPECT_EQ(train["isolation"], "strict");
   ASSERT_EQ(train["rules"].size(), 1u);
   EXPECT_EQ(train["rules"][0]["why"], "name train-9 matches train-*");
-  // The line of the rule; the first one of the file is the test's own.
+  // The place is the line of the rule; the file's first line comes from the test.
   EXPECT_TRUE(StrContains(train["rules"][0]["place"].get<std::string>(), daemon_->config_path() + ":"));
 
   const Json other = CtlJson({"policy", "explain", "--uid=65533", "--gid=5", "--cgroup=/a/b"});
@@ -126,7 +126,7 @@ TEST_F(PolicyTest, ExplainSaysWhichRuleAndWhy) {
   EXPECT_EQ(other["operator"], false);
   EXPECT_EQ(other["rules"][1]["why"], "uid is 65533");
 
-  // A process goes by its command name.
+  // The name of a process is its command name.
   const Json process = CtlJson({"policy", "explain", absl::StrCat("--pid=", daemon_->pid())});
   EXPECT_EQ(process["name"], "vrambrokerd");
   EXPECT_EQ(process["uid"], geteuid());
@@ -162,7 +162,7 @@ TEST_F(PolicyTest, ExplainRefusesWhatItCannotAnswer) {
   }
 }
 
-// ---- Rights, of users that are not root ----
+// ---- Rights of users that are not root ----
 
 class RightsTest : public PolicyTest {
  protected:
@@ -201,7 +201,7 @@ TEST_F(RightsTest, WithoutObserverOnlyOnesOwnSessionsAreShown) {
 TEST_F(RightsTest, ObserversChangeNothing) {
   Begin("rules { name: 'watchers' uid: '65532' rights: [OBSERVER, CLIENT] }");
   ASSERT_OK_AND_ASSIGN(Client roots, Connect("roots"));
-  for (const uid_t uid : {uid_t{65532}, uid_t{65531}}) {  // by a rule, and by default
+  for (const uid_t uid : {uid_t{65532}, uid_t{65531}}) {  // rights from a rule, and default rights
     ASSERT_OK_AND_ASSIGN(ClientProcess watcher, Stranger(uid));
     EXPECT_OK(watcher.Call("list"));
     EXPECT_OK(watcher.Call("get roots"));
@@ -238,7 +238,7 @@ TEST_F(RightsTest, WhatLedToARefusalIsForItsUser) {
   EXPECT_EQ(Ctl({"ooms", "--diagnose=2", "--for=torch-2.6"}).exit_code, 0) << "operators may";
 }
 
-// What a refusal advises can be done by whom it was refused to.
+// A user can follow the advice of the user's own refusals.
 TEST_F(RightsTest, WithoutObserverOnesOwnRefusalsAreShown) {
   Begin("rules { name: 'quiet' uid: '65532' rights: CLIENT } rules { name: 'watchers' uid: '65530' rights: OBSERVER }");
   ASSERT_OK_AND_ASSIGN(Client roots, Connect("roots", Limit(20_MiB)));
@@ -272,7 +272,7 @@ TEST_F(RightsTest, WithoutObserverOnesOwnRefusalsAreShown) {
     EXPECT_EQ(others.exit_code, 1);
     EXPECT_TRUE(StrContains(others.err, "no refusal 1 of your own sessions is on record")) << others.err;
     if (round == 0) {
-      ASSERT_OK(quiet.Call("goodbye"));  // also when it has ended
+      ASSERT_OK(quiet.Call("goodbye"));  // refusals stay visible after the end of the session
     }
   }
 }
@@ -295,7 +295,7 @@ TEST_F(RightsTest, NoneMeansNothing) {
   for (const char* command : {"connect x -", "list", "get roots", "trim roots", "reload"}) {
     EXPECT_STATUS(out.Call(command), StatusCode::kPermissionDenied, "rule out does not give it the right") << command;
   }
-  // But for asking why.
+  // Asking for the reason is allowed.
   EXPECT_EQ(*out.Call("explain"), std::vector<std::string>{"out"});
 }
 
@@ -310,7 +310,7 @@ TEST_F(RightsTest, OnlyAdminsAskAboutOthers) {
   EXPECT_EQ(seen["gids"].back(), 44);
 }
 
-// ---- Reading the configuration again ----
+// ---- Reloads of the configuration ----
 
 TEST_F(PolicyTest, AReloadIsForSessionsOpenedFromThenOn) {
   Begin("");
@@ -333,7 +333,7 @@ TEST_F(PolicyTest, AReloadIsForSessionsOpenedFromThenOn) {
 
 TEST_F(PolicyTest, AFaultyFileIsRefusedWhole) {
   Begin(kRules);
-  // The first rule is good, and must not be applied.
+  // The first rule is valid, and must not be applied.
   WriteConfig("rules { name: 'good' }\nrules {\n  guarantee { fraction: 3 }\n}\nrules { uid: '' }\n");
   const RunResult values = Ctl({"reload"});
   EXPECT_EQ(values.exit_code, 1);
@@ -349,7 +349,7 @@ TEST_F(PolicyTest, AFaultyFileIsRefusedWhole) {
   EXPECT_EQ(syntax.exit_code, 1);
   EXPECT_TRUE(StrContains(syntax.err, daemon_->config_path() + ":3:")) << syntax.err;
 
-  // So many faults that a status could not carry them.
+  // A status could not carry so many faults.
   std::string many;
   for (int i = 0; i < 500; ++i) absl::StrAppend(&many, "rules { priority: 5000 }\n");
   WriteConfig(many);
@@ -368,7 +368,7 @@ TEST_F(PolicyTest, AFaultyFileIsRefusedWhole) {
 
 TEST_F(PolicyTest, FieldsThatNeedARestartAreNamed) {
   Begin("");
-  // The flags still override the file: capacity and socket_dir are given there.
+  // Flags override the file: capacity and socket_dir are given as flags.
   WriteConfig("idle_decay: '3s'\nrecord_events: 5\ncapacity: '1GiB'\nrules { }\n");
   const Json report = CtlJson({"reload"});
   EXPECT_EQ(report["rules"], 1);
@@ -392,7 +392,7 @@ TEST_F(PolicyTest, SighupReloadsToo) {
   EXPECT_TRUE(daemon_->Running());
 }
 
-// ---- All sessions of a user together ----
+// ---- Limits and guarantees of all sessions of a user together ----
 
 TEST_F(PolicyTest, UserLimitBindsAllSessionsOfAUser) {
   ASSERT_NO_FATAL_FAILURE(
@@ -408,7 +408,7 @@ TEST_F(PolicyTest, UserLimitBindsAllSessionsOfAUser) {
       << refused.status();
   EXPECT_TRUE(StrContains(refused.status().message(), "user_limit raised")) << refused.status();
   EXPECT_OK(second.Allocate(40_MiB));
-  // A rule may give more, and everything that the user has counts.
+  // A rule may give more. The user's memory of all sessions counts.
   ASSERT_OK_AND_ASSIGN(Client large, Connect("large"));
   EXPECT_OK(large.Allocate(150_MiB));
   if (geteuid() != 0) return;
@@ -443,7 +443,7 @@ TEST_F(PolicyTest, GuaranteesOfAUserAreBoundTogetherAndSessionsOfARuleCounted) {
   EXPECT_EQ(explained["max_sessions"], 3);
 }
 
-// As three ranks of torchrun do it.
+// Names devices like ranks of torchrun.
 TEST_F(PolicyTest, GuaranteesAreTakenOnNamedDevicesAlone) {
   HOST_DEVICE_ONLY();
   ASSERT_OK(StartDaemon({.capacity = "64MiB", .config = "rules { guarantee { fraction: 0.4 } }", .devices = 3}));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What processes really use of a GPU: overhead, drift, and who is counted by nobody. Over the substitutes of NVIDIA's
-// driver and of its management library.
+// Real use of a GPU by processes: overhead, drift, and uncounted programs. Runs on the substitutes of NVIDIA's driver
+// and of its management library.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@ constexpr uint64_t kContext = 300_MiB;
 
 class CudaReconciliationTest : public CudaTest {
  protected:
-  // On a machine of its own, where contexts take memory.
+  // Starts the daemon on a separate machine, where contexts take memory.
   void StartOnMachine() {
     machine_ = MakeTempDir();
     cuda_substitute::MakeMachine(machine_,
@@ -36,14 +36,15 @@ class CudaReconciliationTest : public CudaTest {
                            .http = true,
                            .environment = {{cuda_substitute::kMachineVariable, machine_}}}));
   }
-  // A program on that machine. No fork of this process: once a test has called the driver, children cannot.
+  // Starts a program on the daemon's machine. A fork of this process would fail: a child cannot use the driver after
+  // the test has called the driver.
   absl::StatusOr<ClientProcess> Program() const {
     return ClientProcess::Start(dir(), {{cuda_substitute::kMachineVariable, machine_}});
   }
-  // Past the broker, of the daemon's GPU.
+  // Returns the command that takes memory of the daemon's GPU past the broker.
   static std::string Take(uint64_t bytes) { return absl::StrCat("take_gpu ", kDaemonsGpu, " ", bytes); }
   Json Device() { return CtlJson({"status"})["devices"][0]; }
-  // Its entry among the device's processes, as soon as it is as expected; the daemon looks every five seconds.
+  // Returns the process's entry of the device as soon as `is_so` is true. The daemon looks every five seconds.
   Json AwaitProcess(pid_t pid, const std::function<bool(const Json&)>& is_so) {
     Json found = Json::object();
     const bool in_time = WaitFor([&] {
@@ -79,7 +80,7 @@ TEST_F(CudaReconciliationTest, AProgramThatNobodyCountsIsNamed) {
               static_cast<double>(kContext + 500_MiB));
     EXPECT_EQ(Page().Value("vrambroker_device_processes_known"), 1);
 
-    // What others run is nothing for those who may not look at their sessions.
+    // Users without the right to look at other users' sessions see no processes of other users.
     ASSERT_EQ(Ctl({"claim", "create", "mine", "--limit=1GiB"}).exit_code, 0);
     const RunResult claims =
         RunProgram({VramctlProgram(), "status", "--format=json", "--socket_dir=" + dir() + "/claims/mine"});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A client after a reconnect: what it says, keeps and gives back. Each test makes one daemon and one client do all.
+// Clients after a reconnect: reported figures, kept memory and returned memory. A test runs a single daemon and a
+// single client.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -32,7 +33,7 @@ class ReconnectTest : public DaemonTest {
     std::string text ABSL_GUARDED_BY(mu);
   };
 
-  // Through a proxy. Its background thread gives nothing back by age.
+  // Connects through a proxy. The client's background thread returns no memory by age.
   absl::StatusOr<Client> ConnectThroughProxy() {
     const std::string proxy_dir = MakeTempDir();
     absl::StatusOr<std::unique_ptr<Proxy>> proxy = Proxy::Start(proxy_dir, dir());
@@ -58,13 +59,13 @@ class ReconnectTest : public DaemonTest {
     MutexLock lock(log_->mu);
     return log_->text;
   }
-  // The next daemon's configuration.
+  // Changes the configuration of the next daemon.
   void Reconfigure(const std::string& old, const std::string& now) {
     std::stringstream config;
     config << std::ifstream(daemon_->config_path()).rdbuf();
     std::ofstream(daemon_->config_path()) << absl::StrReplaceAll(config.str(), {{old, now}});
   }
-  // Asks the daemon for the session, and not its client.
+  // Asks the daemon, not the client, for the session.
   v1::SessionDevice Listed() { return ListedDevice(dir(), "client"); }
 
   std::shared_ptr<Log> log_ = std::make_shared<Log>();
@@ -94,7 +95,7 @@ TEST_F(ReconnectTest, TheNextDaemonLearnsAllAndItsLimitHolds) {
       << "what was idle has gone back: " << Said();
   EXPECT_EQ(client.limit_bytes(), 100_MiB);
   EXPECT_TRUE(WaitFor([&] { return Listed().stats().reserved_bytes().all().current() == 40_MiB; }));
-  // Once more, and nothing changes: its figures are told all the same, without a call of the client.
+  // Restarts once more without any change: the client reports its figures without a call of the application.
   ASSERT_NO_FATAL_FAILURE(restart());
   EXPECT_TRUE(WaitFor([&] { return Listed().stats().allocated_bytes().all().current() == 40_MiB; }));
   EXPECT_TRUE(WaitFor([&] { return Listed().carried_over_bytes() == 40_MiB; }));
@@ -174,8 +175,8 @@ TEST_F(ReconnectTest, ADaemonOfOtherDevicesIsNotUsed) {
   EXPECT_TRUE(WaitFor([&] { return client.status().ok(); })) << client.status();
 }
 
-// The daemon takes back what a resumed session does not name. A lease that is answered after the link was lost may not
-// be in the list of what the client holds.
+// The daemon takes back segments that a resumed session does not name. A lease answered after the link was lost may be
+// missing from the client's list of held segments.
 TEST_F(ReconnectTest, ALeaseIsNotUsedWhenItsLinkIsLost) {
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(Client client, ConnectThroughProxy());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl record, snapshot, trace and replay, and clients that record themselves: sessions that are replayed to the
-// figures that they had.
+// Recordings: vramctl record, snapshot, trace and replay, and clients that record themselves. Replays must reach the
+// figures of the recorded sessions.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -36,23 +36,23 @@ class RecordingsTest : public VramctlDaemonTest, public ::testing::WithParamInte
  protected:
   void SetUp() override {
     placement_ = GetParam();
-    // Recording is off but for what a test does.
+    // Recording is off, except for recordings started by a test.
     ASSERT_OK(StartDaemon({.capacity = "1GiB", .config = "record_events: 0"}));
   }
 
   void TearDown() override {
-    buffers_.clear();  // while there is a daemon
+    buffers_.clear();  // before the daemon stops
     VramctlDaemonTest::TearDown();
   }
 
-  // 240 MiB, before anything is recorded.
+  // Allocates 240 MiB, before a recording begins.
   void AllocateFirst(Client& client) {
     for (int i = 0; i < 60; ++i) {
       ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(4_MiB));
       buffers_.push_back(std::move(buffer));
     }
   }
-  // From 240 MiB to the peak, and back from it.
+  // Goes from 240 MiB to the peak, and back.
   void GoOn(Client& client) {
     for (size_t i = 0; i < 60; i += 3) ASSERT_OK(buffers_[i].Reset());
     {
@@ -66,7 +66,7 @@ class RecordingsTest : public VramctlDaemonTest, public ::testing::WithParamInte
     buffers_.push_back(std::move(last));
   }
 
-  // Peaks of the replay are those of the session, which had them since it was recorded.
+  // Compares the peaks of the replay with the session's peaks. REQUIRES: the session reached its peaks while recorded.
   void ExpectSamePeaks(Client& client, const std::string& file) {
     ASSERT_OK_AND_ASSIGN(const MemoryStats live, client.GetMemoryStats());
     ASSERT_EQ(live.allocated_bytes.all.peak, 496_MiB);
@@ -92,13 +92,13 @@ class RecordingsTest : public VramctlDaemonTest, public ::testing::WithParamInte
   }
   size_t Events() { return CtlJson({"snapshot", "job", "-o", folder_ + "/look.pickle"})["events"]; }
   bool IsRecording() { return Events() > 0; }
-  // A trace of a session that recorded nothing has marked where it begins, and read from there. Both are events; so is
-  // each look of this test.
+  // Returns true when a trace of a session without recording has begun: the trace marks its beginning, and reads from
+  // the mark on. The mark and the read are events, and so are the looks of this test.
   bool HasBegun() {
     const size_t events = Events();
     return events > 0 && events >= ++looks_ + 2;
   }
-  // Of what the client tells of itself.
+  // Counts the events in the client's own snapshot.
   static size_t EventsOf(Client& client) {
     const absl::StatusOr<std::string> text = client.SnapshotJson();
     EXPECT_OK(text.status());
@@ -122,7 +122,7 @@ class RecordingsTest : public VramctlDaemonTest, public ::testing::WithParamInte
 
   const std::string folder_ = MakeTempDir();
   std::vector<Buffer> buffers_;
-  size_t looks_ = 0;  // of HasBegun(), that are events
+  size_t looks_ = 0;  // looks of HasBegun() that are events
 };
 
 INSTANTIATE_TEST_SUITE_P(Placements, RecordingsTest, ::testing::Values(Placement::kLeased, Placement::kRemote),
@@ -179,7 +179,7 @@ TEST_P(RecordingsTest, TraceLeavesARecordingThatGoesOnAlready) {
   const std::string file = folder_ + "/job.pickle";
   const std::unique_ptr<ChildProcess> trace = StartTrace(file, {"--seconds=3600"});
   ASSERT_NE(trace, nullptr);
-  // Each look is an event; so is the command's first.
+  // Events include the looks of this test, and the first look of the command.
   size_t looks = 0;
   ASSERT_TRUE(WaitFor([&] { return Events() > before + ++looks; }));
   GoOn(client);
@@ -242,7 +242,7 @@ TEST_P(RecordingsTest, ATraceThatIsKilledLeavesNothingBehind) {
   EXPECT_TRUE(WaitFor([&] { return !IsRecording(); }));
 }
 
-// What a client of its own heap keeps for a trace is more than a test can fill.
+// Overflow of a trace: only remote placement is tested, because a leased client keeps more than a test can fill.
 class RemoteRecordingsTest : public RecordingsTest {};
 INSTANTIATE_TEST_SUITE_P(Placements, RemoteRecordingsTest, ::testing::Values(Placement::kRemote));
 
@@ -269,7 +269,7 @@ TEST_P(RecordingsTest, TraceHasWhatAJobDidThatDiesOfItsRefusal) {
   ASSERT_NE(trace, nullptr);
   ASSERT_TRUE(WaitFor([&] { return HasBegun(); }));
   ASSERT_OK(job.Call(absl::StrCat("alloc ", 6_MiB)));
-  // Stopped, it sees neither in time.
+  // Stopped, the command sees neither request in time.
   trace->Signal(SIGSTOP);
   ASSERT_OK(job.Call(absl::StrCat("alloc ", 7_MiB)));
   EXPECT_FALSE(job.Call(absl::StrCat("alloc ", 1010_MiB)).ok());
@@ -340,7 +340,7 @@ TEST_P(RecordingsTest, TraceOfASessionThatEndsSaysSo) {
   ASSERT_NE(trace, nullptr);
   ASSERT_TRUE(WaitFor([&] { return HasBegun(); }));
   ASSERT_OK(job.Call(absl::StrCat("alloc ", 5_MiB)));
-  // Until the command has looked after that: each look is an event.
+  // Waits until the command has looked again; looks are events.
   const size_t before = Events();
   size_t looks = 0;
   ASSERT_TRUE(WaitFor([&] { return Events() > before + ++looks; }));
@@ -396,7 +396,7 @@ TEST_P(RecordingsTest, TraceRefusesWrongUse) {
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 
-// ---- By the session itself ----
+// ---- Recordings by the session itself ----
 
 TEST_P(RecordingsTest, AClientRecordsAndDumpsItself) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
@@ -410,7 +410,7 @@ TEST_P(RecordingsTest, AClientRecordsAndDumpsItself) {
   EXPECT_EQ(replay["peak_reserved_bytes"], live.reserved_bytes.all.peak);
   EXPECT_EQ(replay["allocations"], 60 + 29);
   ASSERT_OK(client.DumpSnapshot(folder_ + "/job.json"));
-  // The same as a text, and without what happened.
+  // SnapshotJson() returns the dump as text, with or without the history.
   ASSERT_OK_AND_ASSIGN(const std::string text, client.SnapshotJson());
   const Json whole = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   EXPECT_EQ(whole["segments"], JsonFile("/job.json")["segments"]);
@@ -448,7 +448,7 @@ TEST_P(RecordingsTest, ADumpThatCannotBeWrittenLeavesWhatWasThere) {
   ASSERT_OK(client.DumpSnapshot(file));
   const auto bytes = std::filesystem::file_size(file);
   {
-    // As on a disk that is full after the first bytes.
+    // Simulates a disk that is full after the first bytes.
     const rlimit all = FileSizes();
     rlimit few = all;
     few.rlim_cur = 1000;
@@ -484,7 +484,7 @@ TEST_P(RecordingsTest, ADumpAfterTheDaemonHasGone) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
   ASSERT_OK(client.SetRecording(1000));
   AllocateFirst(client);
-  ASSERT_OK(client.Allocate(1000).status());  // a segment for the blocks below
+  ASSERT_OK(client.Allocate(1000).status());  // segment for the blocks below
   daemon_->Kill();
   ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
   const std::string file = folder_ + "/job.pickle";

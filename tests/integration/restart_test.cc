@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon stops, dies and comes back: clients live on, and are told.
+// Stops, kills and restarts of the daemon: clients survive, and are told.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -29,8 +29,8 @@ class RestartTest : public DaemonTest {
  protected:
   void SetUp() override { ASSERT_OK(StartDaemon()); }
 
-  // A client that holds memory when the daemon goes away; `end` makes it go and returns when it has.
-  // Of clients that allocate remotely; leased_test.cc has the others.
+  // Checks a client that holds memory when the daemon goes away. `end` makes the daemon go, and returns when the daemon
+  // has gone. The clients allocate remotely; leased_test.cc tests leased clients.
   void CheckOutage(const std::function<void()>& end) {
     placement_ = Placement::kRemote;
     ASSERT_OK_AND_ASSIGN(Client client, Connect("survivor"));
@@ -62,7 +62,7 @@ class RestartTest : public DaemonTest {
     EXPECT_EQ(again.name(), "survivor");
     ASSERT_OK_AND_ASSIGN(Buffer fresh, again.Allocate(200_MiB));
     Fill(fresh, 4096, 13);
-    // The old session stays lost, and its memory stays its own.
+    // The old session stays lost. The client keeps the session's memory.
     EXPECT_STATUS(client.Allocate(1), absl::StatusCode::kUnavailable, "");
     EXPECT_TRUE(Holds(buffer, 12));
     EXPECT_STATUS(buffer.Reset(), absl::StatusCode::kUnavailable, "");
@@ -95,7 +95,7 @@ TEST_F(RestartTest, StopEndsAsSoonAsTheLastSessionDoes) {
   ASSERT_OK(last.Call("alloc 1000"));
   daemon_->process().Signal(SIGTERM);
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "draining sessions=1"); }));
-  // While it drains, sessions work and new ones are refused.
+  // Sessions work while the daemon drains; new sessions are refused.
   EXPECT_OK(last.Call("alloc 1000"));
   EXPECT_STATUS(Connect("late"), absl::StatusCode::kUnavailable, "stopping");
   EXPECT_TRUE(daemon_->Running());
@@ -138,7 +138,7 @@ TEST_F(RestartTest, ASecondDaemonOnTheDirectoryIsRefused) {
   EXPECT_TRUE(
       absl::StrContains(second.err, absl::StrCat("another vrambrokerd (pid ", daemon_->pid(), ") serves ", dir())))
       << second.err;
-  // The first is unharmed: old sessions and new ones work.
+  // The first daemon is unharmed: old and new sessions work.
   EXPECT_OK(client.Allocate(1_MiB));
   EXPECT_OK(Connect("second"));
   EXPECT_TRUE(daemon_->Running());
@@ -150,7 +150,7 @@ TEST(ConnectTest, NoDaemon) {
   EXPECT_STATUS(Client::Connect({.socket_dir = dir + "/missing"}), absl::StatusCode::kUnavailable,
                 "there is no socket");
   EXPECT_STATUS(Client::Connect({.socket_dir = std::string(200, 'd')}), absl::StatusCode::kInvalidArgument, "too long");
-  // Not a directory, and not a socket.
+  // A file where a directory is expected, and a file where a socket is expected.
   std::ofstream(dir + "/file") << "x";
   EXPECT_STATUS(Client::Connect({.socket_dir = dir + "/file"}), absl::StatusCode::kUnavailable, "there is no socket");
   std::ofstream(dir + "/vrambroker.sock") << "x";
@@ -191,7 +191,7 @@ TEST_F(RestartTest, ASuspendedDaemonTimesCallsOutAndThenWorksOn) {
   EXPECT_STATUS(client.Allocate(1000), absl::StatusCode::kDeadlineExceeded, "");
   daemon_->process().Signal(SIGCONT);
   EXPECT_TRUE(WaitFor([&] { return client.Allocate(1000).ok(); })) << client.status();
-  // The block of the call that was given up has no owner: it must not stay allocated.
+  // The block of the timed-out call has no owner: the block must not stay allocated.
   EXPECT_TRUE(WaitFor([&] {
     const absl::StatusOr<MemoryStats> stats = client.GetMemoryStats();
     return stats.ok() && stats->allocation.all.current == 0;
@@ -202,7 +202,7 @@ TEST(PermissionTest, AnotherUserIsRefusedByTheSocketsMode) {
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<DaemonProcess> daemon,
                        DaemonProcess::Start({.config = "socket_mode: \"0600\""}));
   if (geteuid() != 0) {
-    // Without root there is no other user to become: take the permission away from this one.
+    // The test cannot become another user without root: the test takes the permission from its own user instead.
     ASSERT_EQ(chmod((daemon->socket_dir() + "/vrambroker.sock").c_str(), 0), 0);
     EXPECT_STATUS(Client::Connect({.socket_dir = daemon->socket_dir()}), absl::StatusCode::kPermissionDenied,
                   "socket_mode");

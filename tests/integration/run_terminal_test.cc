@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl run on a terminal: what the terminal sends, and the job control of a shell.
+// vramctl run on a terminal: keys of the terminal, and the job control of a shell.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -26,7 +26,7 @@ class RunTerminalTest : public VramctlDaemonTest {
  protected:
   void SetUp() override { ASSERT_OK(StartDaemon()); }
 
-  // With a library that any program can load.
+  // Returns the command line, with a library that any program can load.
   std::string RunCommand() const {
     return absl::StrCat("env VRAMBROKER_PRELOAD=", AnyLibrary(), " ", VramctlProgram(), " run --socket-dir=", dir(),
                         " --");
@@ -50,7 +50,7 @@ TEST_F(RunTerminalTest, CtrlCReachesTheProgramOnce) {
   EXPECT_FALSE(absl::StrContains(terminal->Screen(), "got-3")) << terminal->Screen();
 }
 
-// Ends a line also where the shell has not set the terminal back yet, in which Enter stays a carriage return.
+// Key that ends a line even before the shell has restored the terminal; until then Enter sends a carriage return.
 constexpr char kLineFeed[] = "C-j";
 
 TEST_F(RunTerminalTest, AShellStopsItAndGoesOnWithIt) {
@@ -67,7 +67,7 @@ TEST_F(RunTerminalTest, AShellStopsItAndGoesOnWithIt) {
   terminal->Press("this");
   terminal->Press(kLineFeed);
   EXPECT_TRUE(terminal->Shows("got this"));
-  // In the background it stops when it reads from the terminal.
+  // A program in the background stops when reading from the terminal.
   terminal->Press("clear");
   terminal->Press("Enter");
   ASSERT_TRUE(terminal->ShowsNoMore("Stopped"));
@@ -98,7 +98,7 @@ TEST_F(RunTerminalTest, AShellStopsItAndGoesOnWithIt) {
   EXPECT_TRUE(terminal->Shows("exit=0"));
 }
 
-// --- The terminal hangs up, as when a connection of ssh breaks ---
+// --- The terminal hangs up, as when an ssh connection breaks ---
 
 class RunHangUpTest : public RunTerminalTest {
  protected:
@@ -111,13 +111,13 @@ class RunHangUpTest : public RunTerminalTest {
     ASSERT_EQ(ptsname_r(terminal_.get(), name_.data(), name_.size()), 0);
   }
 
-  // A session on the terminal, whose leader is a shell with this script.
+  // Starts a session on the terminal, whose leader is a shell with `script`.
   void Start(const std::string& script) {
     ASSERT_OK_AND_ASSIGN(leader_,
                          ChildProcess::Start({"/usr/bin/setsid", "/bin/sh", "-c",
                                               absl::StrCat("exec < ", name_.data(), " 2> /dev/null; ", script)}));
   }
-  // Its leader is vramctl, and `program` is another shell's script.
+  // Starts a session whose leader is vramctl; `program` is the script of another shell.
   void StartRun(const std::string& program, const std::string& before = "") {
     Start(absl::StrCat(before, "exec ", RunCommand(), " sh -c '", program, "'"));
   }
@@ -156,7 +156,7 @@ TEST_F(RunHangUpTest, AProgramMayDecideItself) {
   EXPECT_EQ(leader_->Wait().value_or(-1), 7);
 }
 
-// As nohup does. SIGCONT comes after SIGHUP.
+// Starts vramctl with SIGHUP ignored, like nohup. SIGCONT comes after SIGHUP.
 TEST_F(RunHangUpTest, WhereItIsIgnoredTheProgramGoesOn) {
   ASSERT_NO_FATAL_FAILURE(
       StartRun(absl::StrCat("trap \"echo continued\" CONT; echo ready; ", kStays), "trap '' HUP; "));
@@ -180,7 +180,7 @@ TEST_F(RunHangUpTest, AProgramThatHasLeftTheSessionIsNotTold) {
   EXPECT_EQ(leader_->ReadRest(), "");
 }
 
-// The kernel tells the group of the foreground when the leader has ended: the program and vramctl alike.
+// The kernel signals the foreground group after the end of the leader: the program and vramctl alike.
 TEST_F(RunHangUpTest, WhereAShellLeadsTheProgramIsToldOnce) {
   ASSERT_NO_FATAL_FAILURE(Start(absl::StrCat(RunCommand(), R"( sh -c 'trap "n=\$((n+1)); echo got-\$n" HUP; echo $$; )",
                                              kStays, "'; echo not reached")));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl run: what its program is given, how signals and exit codes pass through, and that its claim does not outlive
-// it.
+// vramctl run: environment of the program, signals and exit codes passed through, and the claim that ends with the
+// program.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -83,7 +83,7 @@ TEST_F(RunTest, ItsProgramHasAClaimOfItsOwn) {
   EXPECT_EQ(lines[2], "server");
   EXPECT_EQ(lines[3], "refuse");
   EXPECT_EQ(lines[4], AnyLibrary() + ":/nowhere.so");
-  const Json claim = Json::parse(lines[5])["claims"][0];  // after no limit of its sessions
+  const Json claim = Json::parse(lines[5])["claims"][0];  // VRAMBROKER_LIMIT is unset and printed no line
   EXPECT_EQ(claim["socket_dir"], lines[0]);
   EXPECT_EQ(claim["devices"][0]["limit_bytes"], 64_MiB);
   EXPECT_EQ(claim["devices"][0]["guarantee_bytes"], 16_MiB);
@@ -107,7 +107,7 @@ TEST_F(RunTest, AmountsAndNamesAreReadAsPeopleWriteThem) {
   EXPECT_EQ(Json::parse(lines[2])["claims"][0]["devices"][0]["limit_bytes"], 64_MiB);
 }
 
-// The claim has the limit and the guarantee: its sessions ask for neither.
+// The claim has the limit and the guarantee. Sessions in the claim ask for neither.
 TEST_F(RunTest, AProgramWithTheLibraryUsesTheClaimAlone) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_OK_AND_ASSIGN(
@@ -160,7 +160,7 @@ TEST_F(RunTest, SessionsOfItsProcessesShareTheLimit) {
   ASSERT_OK_AND_ASSIGN(ClientProcess second, ClientProcess::Connect(in, "second"));
   ASSERT_OK(first.Call(absl::StrCat("alloc ", 40_MiB)));
   EXPECT_STATUS(second.Call(absl::StrCat("alloc ", 40_MiB)), StatusCode::kResourceExhausted, "the sessions of claim ");
-  // What lives on in the background keeps the claim.
+  // Sessions living on in the background keep the claim.
   ASSERT_OK(running->WriteLine("end"));
   ASSERT_OK_AND_ASSIGN(const int exit_code, running->Wait());
   EXPECT_EQ(exit_code, 0);
@@ -171,7 +171,8 @@ TEST_F(RunTest, SessionsOfItsProcessesShareTheLimit) {
   EXPECT_TRUE(WaitFor([&] { return Claims() == 0; }));
 }
 
-// As in a container, where the daemon's directory may be in another place, and for programs that change their own.
+// Paths are absolute: a container may have the daemon's directory elsewhere, and programs may change their own
+// directory.
 TEST_F(RunTest, TheProgramReachesTheDaemonAsVramctlDoes) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   const std::string here = MakeTempDir();
@@ -219,11 +220,11 @@ TEST_F(RunTest, WithoutAClaimTheLimitIsEachProcesss) {
 
 TEST_F(RunTest, ItIsTransparent) {
   ASSERT_NO_FATAL_FAILURE(Begin());
-  // Arguments that look like options of vramctl, or like lists, and empty ones.
+  // Arguments that look like options of vramctl or like lists, and empty arguments.
   const RunResult words = Run({}, {"printf", "%s|", "--limit", "2", "[a,b]", "", "--", "--help", "-o"});
   EXPECT_EQ(words.out, "--limit|2|[a,b]||--|--help|-o|") << words.err;
   EXPECT_EQ(words.exit_code, 0);
-  // One line, where no GPU is there to be counted.
+  // vramctl writes a line if the daemon serves no GPU whose use could be counted.
   const std::string said = OnCuda() ? ""
                                     : "vramctl: the daemon serves no GPU: of what the program allocates, only what "
                                       "it asks the daemon for is counted\n";
@@ -233,10 +234,10 @@ TEST_F(RunTest, ItIsTransparent) {
   EXPECT_EQ(RunShell({}, "echo out; echo err >&2; exit 1").out, "out\n");
   EXPECT_EQ(RunShell({}, "kill -TERM $$").exit_code, 128 + SIGTERM);
   EXPECT_EQ(RunShell({}, "kill -KILL $$").exit_code, 128 + SIGKILL);
-  // No descriptor but the program's own.
+  // vramctl passes no descriptor to the program.
   const std::string list = "ls /proc/self/fd | tr '\\n' ' '";
   EXPECT_EQ(RunShell({}, list).out, RunProgram({"/bin/sh", "-c", list}).out);
-  // Nor a mask of signals, or ignored ones.
+  // vramctl passes no signal mask and no ignored signals either.
   const std::string signals = "grep -E '^Sig(Blk|Ign)' /proc/self/status";
   EXPECT_EQ(RunShell({}, signals).out, RunProgram({"/bin/sh", "-c", signals}).out);
   const std::string ignoring =
@@ -272,7 +273,7 @@ TEST_F(RunTest, ProgramsAreFoundAsShellsFindThem) {
 TEST_F(RunTest, WhatALibraryCannotBeLoadedIntoIsSaid) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   const std::string folder = MakeTempDir();
-  // An ELF file without a program header is one without an interpreter.
+  // An ELF file without a program header has no interpreter.
   std::ifstream shell("/bin/sh", std::ios::binary);
   std::string elf(64, '\0');
   shell.read(elf.data(), static_cast<std::streamsize>(elf.size()));
@@ -306,7 +307,7 @@ TEST_F(RunTest, SignalsReachTheProgram) {
     EXPECT_EQ(running->ReadLine().value_or(""), "got") << signal;
     EXPECT_EQ(running->Wait().value_or(-1), 9) << signal;
   }
-  // One that the program does not handle.
+  // SIGTERM ends a program without a handler.
   ASSERT_OK_AND_ASSIGN(const auto running, StartShell("echo ready; exec sleep 1000"));
   EXPECT_EQ(running->ReadLine().value_or(""), "ready");
   running->Signal(SIGTERM);
@@ -316,8 +317,8 @@ TEST_F(RunTest, SignalsReachTheProgram) {
 
 TEST_F(RunTest, ItStopsAndGoesOnWithTheProgram) {
   ASSERT_NO_FATAL_FAILURE(Begin());
-  // In a process group of its own, as a shell starts it. Nobody could continue one whose parents are all in it, or in
-  // another session, and the kernel does not stop it.
+  // Starts vramctl in a new process group, like a shell. The kernel does not stop a process group whose parents are all
+  // in the group or in another session, because no process could continue the group.
   Arguments command = {"/usr/bin/perl", "-e", "setpgrp; exec @ARGV or die"};
   const Arguments run = RunCommand({}, {"/bin/sh", "-c", "echo $$; read line; echo got $line"});
   command.insert(command.end(), run.begin(), run.end());
@@ -336,15 +337,15 @@ TEST_F(RunTest, ItStopsAndGoesOnWithTheProgram) {
   EXPECT_TRUE(WaitFor([&] { return state(program) == "S"; }));
   int pid = 0;
   ASSERT_TRUE(absl::SimpleAtoi(program, &pid));
-  // It is continued before it has seen the program stop.
+  // Continues vramctl before vramctl has seen the program stop.
   kill(running->pid(), SIGSTOP);
   EXPECT_TRUE(WaitFor([&] { return state(own) == "T"; }));
   kill(pid, SIGTSTP);
   EXPECT_TRUE(WaitFor([&] { return state(program) == "T"; }));
-  kill(running->pid(), SIGWINCH);  // comes first, so that it looks at the program before it reads of SIGCONT
+  kill(running->pid(), SIGWINCH);  // arrives first: vramctl looks at the program before reading SIGCONT
   kill(running->pid(), SIGCONT);
   EXPECT_TRUE(WaitFor([&] { return state(program) == "S"; }));
-  // Who stops the program alone continues it alone.
+  // SIGSTOP to the program alone does not stop vramctl; the sender continues the program alone.
   kill(pid, SIGSTOP);
   EXPECT_TRUE(WaitFor([&] { return state(program) == "T"; }));
   kill(pid, SIGCONT);
@@ -353,7 +354,7 @@ TEST_F(RunTest, ItStopsAndGoesOnWithTheProgram) {
   EXPECT_EQ(running->Wait().value_or(-1), 0);
 }
 
-// So a shell ends its loop after ^C, as without vramctl.
+// A shell ends its loop after ^C, like without vramctl.
 TEST_F(RunTest, ItEndsByTheSignalThatEndsTheProgram) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   for (const int signal : {SIGINT, SIGKILL, SIGSEGV}) {
@@ -374,7 +375,7 @@ TEST_F(RunTest, AfterAKillTheProgramGoesOnAndItsClaimGoesWithItsLastSession) {
   ASSERT_OK(running->Wait());
   ASSERT_OK(running->WriteLine("go on"));
   EXPECT_EQ(running->ReadLine().value_or(""), "went on");
-  // Its other processes come in as well, as long as there is one.
+  // Processes of the claim can still connect while a session remains.
   ASSERT_OK_AND_ASSIGN(ClientProcess late, ClientProcess::Connect(in, "late"));
   EXPECT_EQ(Claims(), 1u);
   ASSERT_OK(member.Call("goodbye"));
@@ -397,7 +398,7 @@ TEST_F(RunTest, TheNextDaemonHasTheClaimIfTheProgramRuns) {
   ASSERT_OK(stays->WriteLine("end"));
   EXPECT_EQ(stays->Wait().value_or(-1), 0);
   EXPECT_TRUE(WaitFor([&] { return Claims() == 0; }));
-  // A claim is gone as well if nobody tells the daemon that the program has ended.
+  // The claim also disappears when no process tells the daemon that the program has ended.
   ASSERT_OK_AND_ASSIGN(const auto last, StartShell("echo ready; read line"));
   ASSERT_OK(last->ReadLine());
   daemon_->Kill();
@@ -434,14 +435,14 @@ TEST_F(RunTest, TheReportSaysWhatItsProcessesHad) {
   EXPECT_THAT(text.err, HasSubstr("vramctl: device 0: peak 40.00 MiB of 64.00 MiB"));
   EXPECT_THAT(text.err, HasSubstr("vramctl: 1 request refused\n"));
   const RunResult json = RunShell({"--limit=64MiB", "--report", "--format=json"}, script);
-  // The last line: others are for people.
+  // The report is the last line; earlier lines are for people.
   const std::vector<std::string> lines = absl::StrSplit(json.err, '\n', absl::SkipEmpty());
   ASSERT_FALSE(lines.empty());
   const Json report = Json::parse(lines.back(), nullptr, /*allow_exceptions=*/false)["report"];
   EXPECT_EQ(report["exit_code"], 3);
   EXPECT_EQ(report["refusals"], 1);
   EXPECT_EQ(report["devices"][0]["peak_bytes"], 40_MiB);
-  // Of a claim that was there, what came in this time.
+  // An existing claim's report counts only this run's refusals.
   ASSERT_EQ(Ctl({"claim", "create", "team", "--limit=64MiB"}).exit_code, 0);
   EXPECT_THAT(RunShell({"--claim=team", "--report"}, script).err, HasSubstr("1 request refused"));
   EXPECT_THAT(RunShell({"--claim=team", "--report"}, "true").err, HasSubstr("0 requests refused"));
@@ -450,7 +451,7 @@ TEST_F(RunTest, TheReportSaysWhatItsProcessesHad) {
   EXPECT_THAT(RunShell({"--if-available", "--report"}, "true").err, HasSubstr("no report: "));
 }
 
-// The next daemon may have counted as many refusals as the daemon before, and the program made none of them.
+// The next daemon may have counted as many refusals as the daemon before, although the program caused no refusal.
 TEST_F(RunTest, TheReportCountsFromTheNextDaemonOn) {
   ASSERT_NO_FATAL_FAILURE(Begin());
   ASSERT_EQ(Ctl({"claim", "create", "team", "--limit=64MiB"}).exit_code, 0);
@@ -469,7 +470,7 @@ TEST_F(RunTest, TheReportCountsFromTheNextDaemonOn) {
   EXPECT_THAT(running->ErrorText(), HasSubstr("1 request refused"));
 }
 
-// As another user, who has no right but those that everybody has.
+// Runs commands as another user, who has only default rights.
 class RunAsUserTest : public RunTest {
  protected:
   void SetUp() override {
@@ -515,7 +516,7 @@ TEST_F(RunAsUserTest, AUserRunsProgramsWithinItsRule) {
   EXPECT_EQ(more.exit_code, 125);
   EXPECT_THAT(more.err, HasSubstr("that the policy's rule users gives; more takes the right ADMIN"));
   EXPECT_THAT(RunAs({"--guarantee=1MiB"}, "echo never").err, HasSubstr("guarantee: a claim of one's own has none"));
-  // What it makes for longer.
+  // Claims that the user makes for longer.
   EXPECT_EQ(CtlAs({"claim", "create", "u65534.a", "--limit=16MiB"}).exit_code, 0);
   EXPECT_EQ(CtlAs({"claim", "create", "u65534.b"}).exit_code, 0);
   EXPECT_THAT(RunAs({}, "echo never").err, HasSubstr("the most that max_claims_per_uid allows"));
@@ -528,7 +529,7 @@ TEST_F(RunAsUserTest, AUserRunsProgramsWithinItsRule) {
   EXPECT_THAT(CtlAs({"claim", "rm", "team"}).err, HasSubstr("no claim of its own of that name"));
   EXPECT_EQ(RunAs({"--claim=team"}, "exit 6").exit_code, 6) << "it may use that";
   EXPECT_EQ(CtlAs({"claim", "rm", "u65534.a"}).exit_code, 0);
-  // In a claim there is no other one.
+  // A program inside a claim cannot make another claim.
   EXPECT_THAT(RunAs({}, absl::StrCat(VramctlProgram(), " run -- echo never")).err,
               HasSubstr("through the sockets of claim"));
 }
@@ -577,7 +578,7 @@ TEST_F(RunTest, WrongUseIsSaid) {
   EXPECT_EQ(nothing.exit_code, 2);
   EXPECT_THAT(nothing.err, HasSubstr("no program given: vramctl run [OPTIONS] -- PROGRAM"));
   EXPECT_EQ(RunProgram({VramctlProgram(), "run", "echo", "never"}).exit_code, 2);
-  // Elsewhere -- is what it was.
+  // Other commands keep the usual meaning of `--`.
   EXPECT_EQ(RunProgram({VramctlProgram(), "help", "--", "run"}).exit_code, 0);
 }
 

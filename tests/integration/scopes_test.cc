@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a program calls the parts of its work is read wherever its memory is shown.
+// Memory scopes: names given by a program to the parts of its work are shown wherever the program's memory is shown.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
@@ -48,7 +48,7 @@ class ScopesTest : public VramctlDaemonTest, public ::testing::WithParamInterfac
     buffers_.push_back(*std::move(buffer));
   }
 
-  // 30 MiB of weights, and in each of ten segments of 20 MiB every second block of 4 MiB in forward/layer3.
+  // Allocates 30 MiB of weights, and every second block of 4 MiB in ten segments of 20 MiB, in scope forward/layer3.
   absl::StatusOr<Client> MakeHoles() {
     absl::StatusOr<Client> client = Connect("trainer", Limit(250_MiB));
     if (!client.ok()) return client;
@@ -70,7 +70,7 @@ class ScopesTest : public VramctlDaemonTest, public ::testing::WithParamInterfac
     return client;
   }
 
-  // With what the one client says of its blocks, which the daemon does not wait for long.
+  // Returns the page's map with the only client's blocks. The daemon does not wait long for the client's answer.
   nlohmann::json PageMap() {
     nlohmann::json map;
     EXPECT_TRUE(WaitFor([&] {
@@ -89,7 +89,7 @@ class ScopesTest : public VramctlDaemonTest, public ::testing::WithParamInterfac
 INSTANTIATE_TEST_SUITE_P(Placements, ScopesTest, ::testing::Values(Placement::kLeased, Placement::kRemote),
                          [](const auto& test) { return test.param == Placement::kLeased ? "Leased" : "Remote"; });
 
-// Only what is leased comes in whole segments.
+// Tests of whole segments, which only leased clients have.
 class LeasedScopesTest : public ScopesTest {};
 INSTANTIATE_TEST_SUITE_P(Placements, LeasedScopesTest, ::testing::Values(Placement::kLeased));
 
@@ -102,7 +102,7 @@ TEST_P(ScopesTest, AreReadEverywhere) {
     ADD_FAILURE() << name << " is not in " << scopes;
     return VramctlDaemonTest::Json::object();
   };
-  // The map, as text and as JSON.
+  // Checks the map, as text and as JSON.
   EXPECT_THAT(Ctl({"map", "trainer"}).out, HasSubstr("100.00 MiB  200.00 MiB      25  100.00 MiB  forward/layer3"));
   const Json map = CtlJson({"map", "trainer"})["maps"][0];
   const Json layer = find(map["scopes"], "forward/layer3");
@@ -118,7 +118,7 @@ TEST_P(ScopesTest, AreReadEverywhere) {
     }
   }
   EXPECT_EQ(in_layer, 100_MiB);
-  // The page's map.
+  // Checks the page's map.
   const Json page = PageMap();
   const Json& names = page["sessions"][0]["scopes"];
   in_layer = 0;
@@ -135,7 +135,7 @@ TEST_P(ScopesTest, AreReadEverywhere) {
   };
   EXPECT_EQ(by_name(page["sessions"][0].value("scope_uses", Json())), by_name(map["scopes"]));
   EXPECT_FALSE(page["sessions"][0].contains("more_scope_uses"));
-  // A snapshot for PyTorch's viewer: of the client itself, and of the daemon.
+  // Checks snapshots for PyTorch's viewer: by the client, and by the daemon.
   ASSERT_OK_AND_ASSIGN(const std::string own, client.SnapshotJson());
   const std::string file = folder_ + "/trainer.json";
   ASSERT_EQ(Ctl({"snapshot", "trainer", "-o", file}).exit_code, 0);
@@ -148,11 +148,11 @@ TEST_P(ScopesTest, AreReadEverywhere) {
       for (const Json& block : segment["blocks"]) blocks += block["frames"] == frames ? 1 : 0;
     }
     EXPECT_EQ(blocks, 25);
-    int events = 0;  // 50 were allocated, 25 freed, in two steps each
+    int events = 0;  // 50 allocations and 25 frees of two steps each
     for (const Json& event : snapshot["device_traces"][0]) events += event.value("frames", Json()) == frames ? 1 : 0;
     EXPECT_EQ(events, 100);
   }
-  // A refusal.
+  // Checks a refusal.
   const MemoryScope backward("backward");
   const absl::Status refused = client.Allocate(100_MiB).status();
   const std::optional<OutOfMemory> oom = GetOutOfMemory(refused);
@@ -206,7 +206,7 @@ TEST_P(ScopesTest, NamesOfAnyBytesAreShownAsText) {
   EXPECT_EQ(PageMap()["sessions"][0]["scopes"].back(), shown);
 }
 
-// Where in the program the size was computed wrongly is what its reader looks for.
+// A size computed wrongly must be traceable to its place in the program.
 TEST_P(ScopesTest, RequestsOfAnySizeNameTheirScope) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("job", Limit(250_MiB)));
   {
@@ -227,12 +227,12 @@ TEST_P(ScopesTest, RequestsOfAnySizeNameTheirScope) {
   }
 }
 
-// A program with an allocator of its own names its scopes as others do.
+// Programs with their own allocators name scopes in the same way as all programs.
 TEST_P(LeasedScopesTest, RefusedSegmentsNameTheirScope) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("program", Limit(100_MiB)));
   {
     const MemoryScope weights("weights");
-    Allocate(client, 4_MiB);  // of 20 MiB
+    Allocate(client, 4_MiB);  // leases 20 MiB
   }
   const MemoryScope forward("forward");
   for (const uint64_t bytes : {uint64_t{90_MiB}, uint64_t{2} << 30, kMaxRequestBytes, ~uint64_t{0}}) {
@@ -247,13 +247,13 @@ TEST_P(LeasedScopesTest, RefusedSegmentsNameTheirScope) {
   }
 }
 
-// All of a refusal travels in the metadata of a call, of which there are 8 KiB, and gRPC makes three bytes of each that
-// is not printable ASCII. Else the client would be told of metadata that are too large, and of nothing else.
+// A refusal travels in the metadata of a call: 8 KiB, and gRPC encodes each byte that is not printable ASCII as three
+// bytes. If the metadata were too large, the client would learn nothing about the refusal.
 TEST_P(ScopesTest, ARefusalArrivesWholeWhateverScopesAreCalled) {
   std::vector<Client> others;
   for (int i = 0; i < 5; ++i) {
     ASSERT_OK_AND_ASSIGN(Client other, Connect(absl::StrCat(std::string(62, 'o'), i)));
-    Allocate(other, 4_MiB);  // of 20 MiB, that is
+    Allocate(other, 4_MiB);  // leases 20 MiB
     others.push_back(std::move(other));
   }
   int run = 0;
@@ -265,7 +265,7 @@ TEST_P(ScopesTest, ARefusalArrivesWholeWhateverScopesAreCalled) {
     };
     const auto shown = [&](int i) { return EndOfScopePath(name(i), kMaxReportedScopeBytes); };
     ASSERT_OK_AND_ASSIGN(Client client, Connect(absl::StrCat(std::string(61, 'c'), run++), Limit(80_MiB)));
-    // Of three segments the first, third and last block of five stay, each in one of three scopes.
+    // Blocks 1, 3 and 5 of each of three segments stay, each block in a different scope.
     std::vector<Buffer> kept;
     std::vector<Buffer> freed;
     for (int i = 0; i < 15; ++i) {
@@ -295,8 +295,8 @@ TEST_P(ScopesTest, ARefusalArrivesWholeWhateverScopesAreCalled) {
   }
 }
 
-// Unlike a snapshot that is written block by block, the page's is one answer: each block says all of its scope in one
-// frame. With a frame for each scope around it, a large heap would have gigabytes of them.
+// The page's snapshot is a single answer, not written block by block: a block has its whole scope in a single frame. A
+// frame for each nested scope would cost gigabytes in a large heap.
 TEST_P(ScopesTest, ASnapshotOfThePageHasOneFrameForABlock) {
   constexpr size_t kBlocks = 300;
   ASSERT_OK_AND_ASSIGN(Client client, Connect("job"));
@@ -309,7 +309,7 @@ TEST_P(ScopesTest, ASnapshotOfThePageHasOneFrameForABlock) {
   }
   for (size_t i = 0; i < kBlocks; ++i) Allocate(client, 512);
   while (!scopes.empty()) scopes.pop_back();
-  Allocate(client, 512);  // in none
+  Allocate(client, 512);  // in no scope
   Allocate(client, 4_MiB);
   {
     const MemoryScope scope("flat");
@@ -319,7 +319,7 @@ TEST_P(ScopesTest, ASnapshotOfThePageHasOneFrameForABlock) {
   ASSERT_TRUE(path.starts_with("..."));
   ASSERT_OK_AND_ASSIGN(const HttpAnswer answer, daemon_->Get("/snapshot.json?session=job"));
   ASSERT_EQ(answer.code, 200) << answer.body;
-  std::map<std::string, size_t> blocks;  // in use, by the name of their only frame
+  std::map<std::string, size_t> blocks;  // used blocks, by the name of their only frame
   const Json snapshot = Json::parse(answer.body);
   for (const Json& segment : snapshot["segments"]) {
     for (const Json& block : segment["blocks"]) {
@@ -336,11 +336,12 @@ TEST_P(ScopesTest, ASnapshotOfThePageHasOneFrameForABlock) {
     }
   }
   EXPECT_EQ(blocks, (std::map<std::string, size_t>{{"", 2}, {"flat", 1}, {path, kBlocks}}));
-  // A block takes about 150 bytes and its path; 64 frames would be above 4000.
+  // A block takes about 150 bytes and its path; 64 frames would take more than 4000.
   EXPECT_LT(answer.body.size(), (kBlocks + 10) * (kMaxScopePathBytes + 300));
 }
 
-// Whether `child`, of fork(), waits for a lock that nobody will ever release: its only thread sleeps on it.
+// Returns true if `child`, created by fork(), waits for a lock that no thread will ever release: its only thread
+// sleeps.
 bool IsDeadlocked(pid_t child) {
   const auto read = [&](const char* file) {
     std::ifstream in(absl::StrCat("/proc/", child, "/", file));
@@ -348,12 +349,12 @@ bool IsDeadlocked(pid_t child) {
     text << in.rdbuf();
     return text.str();
   };
-  // The number of the system call that it is in, "running" when in none; empty where the kernel does not tell.
+  // The file holds the number of the current system call, or "running". Empty: the kernel does not tell.
   return read("syscall").starts_with(absl::StrCat(SYS_futex, " ")) &&
          absl::StrContains(read("status"), "\nThreads:\t1\n");
 }
 
-// A child of fork() may go on using scopes, although another thread was entering one at that moment.
+// A child of fork() may use scopes, even if another thread was entering a scope during the fork.
 TEST_P(ScopesTest, OutliveAFork) {
   std::atomic<bool> stop{false};
   std::thread enters([&] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Leases and returns over the descriptor socket: what honest clients get, and what others may send.
+// Leases and returns over the descriptor socket: results for honest clients, and bad input.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <poll.h>
@@ -34,9 +34,9 @@ using ::testing::HasSubstr;
 
 class SegmentCallsTest : public BadInputTest {
  protected:
-  void SetUp() override {}  // Open() begins
+  void SetUp() override {}  // Open() starts the daemon
 
-  // Opens a session that leases, whose calls these are.
+  // Opens a leasing session for the test's calls.
   void Open(const DaemonOptions& options = {}) {
     Begin(options);
     stream_.emplace(*raw_);
@@ -44,7 +44,7 @@ class SegmentCallsTest : public BadInputTest {
     ASSERT_TRUE(welcome_.takes_segment_calls());
   }
   void TearDown() override {
-    if (daemon_ == nullptr) return;  // skipped
+    if (daemon_ == nullptr) return;  // skipped test
     if (stream_.has_value() && daemon_->Running()) {
       EXPECT_OK(stream_->Goodbye());
     }
@@ -68,7 +68,7 @@ class SegmentCallsTest : public BadInputTest {
     if (!channel_.has_value()) channel_.emplace(dir());
     return channel_->Call(call, kPatience);
   }
-  // The error of the daemon.
+  // Returns the daemon's error.
   absl::Status ErrorOf(const v1::SegmentCall& call) {
     const absl::StatusOr<DescriptorChannel::Answer> answer = Make(call);
     if (!answer.ok()) return absl::InternalError(absl::StrCat("no answer: ", answer.status().message()));
@@ -81,7 +81,7 @@ class SegmentCallsTest : public BadInputTest {
     const std::string packet = call.SerializeAsString();
     ASSERT_EQ(send(socket.get(), packet.data(), packet.size(), MSG_NOSIGNAL), static_cast<ssize_t>(packet.size()));
   }
-  // The next packet, without its descriptors; empty at the end.
+  // Returns the next packet without its descriptors; empty at the end.
   static std::string Receive(const UniqueFd& socket) {
     std::array<char, 8192> bytes;
     pollfd readable = {.fd = socket.get(), .events = POLLIN, .revents = 0};
@@ -100,12 +100,12 @@ class SegmentCallsTest : public BadInputTest {
   v1::Welcome welcome_;
 };
 
-// ---- What they are for ----
+// ---- Purpose of segment calls ----
 
 TEST_F(SegmentCallsTest, LeaseWithDescriptorsAndReturn) {
   HOST_DEVICE_ONLY();
   Open({.http = true});
-  for (int round = 0; round < 2; ++round) {  // from the device, then from the daemon's cache
+  for (int round = 0; round < 2; ++round) {  // segments from the device, then from the daemon's cache
     ASSERT_OK_AND_ASSIGN(DescriptorChannel::Answer answer, Make(ToLease({4_MiB, 2_MiB})));
     ASSERT_EQ(answer.result.leased().segments_size(), 2) << answer.result.DebugString();
     ASSERT_EQ(answer.descriptors.size(), 2u);
@@ -168,7 +168,7 @@ TEST_F(SegmentCallsTest, AClientThatCannotTakeADescriptorLosesNothing) {
   EXPECT_EQ(ListedDevice(dir(), "full").reserved_bytes(), 40_MiB);
 }
 
-// ---- Who may ----
+// ---- Permissions ----
 
 TEST_F(SegmentCallsTest, OnlyTheSessionsOwnProcessWithItsToken) {
   Open();
@@ -225,7 +225,7 @@ TEST_F(SegmentCallsTest, AnUnknownSegmentIsNotAnUnknownSession) {
   EXPECT_TRUE(no_session.result.no_session());
 }
 
-// ---- What is wrong with a call ----
+// ---- Faulty calls ----
 
 TEST_F(SegmentCallsTest, AreChecked) {
   Open();
@@ -256,7 +256,7 @@ TEST_F(SegmentCallsTest, WhatIsNoCallIsRefusedAndLeavesTheConnection) {
   no_call.clear_call();
   std::string large = ToReturn(std::vector<uint64_t>(100, ~uint64_t{0})).SerializeAsString();
   ASSERT_GT(large.size(), 1024u);
-  const UniqueFd socket = ConnectRaw();  // one connection for them all: none of these upsets it
+  const UniqueFd socket = ConnectRaw();  // a single connection for all: no packet upsets the connection
   for (const std::string& packet : {no_token.SerializeAsString(), no_call.SerializeAsString(), large,
                                     std::string(17, '\xff'), std::string(100'000, '\0')}) {
     ASSERT_EQ(send(socket.get(), packet.data(), packet.size(), MSG_NOSIGNAL), static_cast<ssize_t>(packet.size()));
@@ -284,23 +284,23 @@ TEST_F(SegmentCallsTest, WhatIsLeasedForAClientThatDoesNotReadIsTakenBack) {
 }
 
 TEST_F(SegmentCallsTest, ACallUnderWayKeepsNoDescriptorOfAClientThatHasGone) {
-  HOST_DEVICE_ONLY();  // whose driver is made slow
+  HOST_DEVICE_ONLY();  // the test slows the host driver
   Open({.config = "host_driver_latency: \"1s\"", .http = true});
   const auto descriptors = [&] {
     const std::filesystem::directory_iterator files(absl::StrCat("/proc/", daemon_->process().pid(), "/fd"));
     return std::distance(begin(files), end(files));
   };
   const auto before = descriptors();
-  // Each connection is closed at once. No segment that is taken back serves a later call.
+  // Closes each connection at once. Sizes differ, so that no returned segment serves a later call.
   for (uint64_t i = 1; i <= 10; ++i) Send(ConnectRaw(), ToLease({i * 2_MiB}));
-  // The driver is asked for one after the other: meanwhile there are more calls than descriptors.
+  // The driver serves one call at a time: meanwhile there are more calls than descriptors.
   EXPECT_TRUE(WaitFor([&] {
     const double calls = daemon_->Metrics().Sum("vrambroker_rpc_in_flight", {{"method", "Session.LeaseSegments"}});
     return calls > 3 + static_cast<double>(descriptors() - before);
   }));
 }
 
-// An answer may come just as its client gives up. Then either the client has the segment, or the daemon.
+// The answer may come just as the client gives up. Then either the client or the daemon has the segment.
 TEST_F(SegmentCallsTest, CallsThatTimeOutLeaveNothing) {
   Open();
   DescriptorChannel hasty(dir());
@@ -322,7 +322,7 @@ TEST_F(SegmentCallsTest, AConnectionHasOneCallUnderWay) {
   Send(socket, ToLease({2_MiB}));
   const v1::CallResult first = ReceiveResult(socket);
   if (first.has_leased()) {  // the driver was faster than the second packet
-    // If this answer was read before that packet was, it is a call like any other; else the connection is closed.
+    // A second packet read after this answer is an ordinary call; otherwise the daemon closes the connection.
     const bool is_closed = Receive(socket).empty();
     EXPECT_EQ(Reserved(), is_closed ? 2_MiB : 4_MiB);
     return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which session SESSION means where a session's name looks like another one's id.
+// The argument SESSION where a session's name looks like another session's id.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ class SessionArgumentTest : public VramctlDaemonTest {
     id_ = absl::StrCat(first.session_id());
     first_.emplace(std::move(first));
   }
-  // A session that is named as the first one's id is.
+  // Opens a session whose name is the first session's id.
   void OpenNamesake() {
     ASSERT_OK_AND_ASSIGN(Client namesake, Connect(id_, Limit(20_MiB)));
     namesake_.emplace(std::move(namesake));
@@ -41,7 +41,7 @@ class SessionArgumentTest : public VramctlDaemonTest {
                  HasSubstr(absl::StrCat("id:", id_, " or name:", id_)));
   }
   static void Refuse(Client& client) { EXPECT_TRUE(absl::IsResourceExhausted(client.Allocate(100_MiB).status())); }
-  // Of the sessions that `vramctl ooms --session=SESSION` lists.
+  // Returns the ids of the sessions that `vramctl ooms --session=SESSION` lists.
   std::vector<uint64_t> Refused(const std::string& session) {
     std::vector<uint64_t> ids;
     const Json ooms = CtlJson({"ooms", "--session=" + session});
@@ -108,7 +108,7 @@ TEST_F(SessionArgumentTest, ANumberThatCanBeButOneSessionIsThat) {
   EXPECT_EQ(CtlJson({"limit", id_, "30MiB"})["name"], "trainer");
   EXPECT_EQ(CtlJson({"limit", "987", "30MiB"})["name"], "987");
   EXPECT_EQ(CtlJson({"limit", absl::StrCat(numbered.session_id()), "30MiB"})["name"], "987");
-  // What is completed is that session.
+  // Completion offers arguments that name a single session.
   const std::string names = RunProgram({VramctlProgram(), "__complete", "--socket-dir", dir(), "trim", ""}).out;
   EXPECT_EQ(names, absl::StrCat("trainer\nname:987\nname:id:", id_, "\n"));
   EXPECT_EQ(CtlJson({"limit", "name:id:" + id_, "30MiB"})["id"], prefixed.session_id());

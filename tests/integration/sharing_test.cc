@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Many processes, one device: the same memory for those who share it, nobody else's bytes for all others.
+// Processes sharing a device: processes that share memory see the same bytes, and other processes see no such bytes.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -27,7 +27,7 @@ namespace {
 
 class SharingTest : public DaemonTest {
  protected:
-  // What sessions have leased; idle segments are nobody's.
+  // Returns the bytes leased by sessions; idle segments belong to no session.
   static uint64_t Charged(const v1::Device& device) { return device.reserved_bytes() - device.idle_bytes(); }
 };
 
@@ -88,11 +88,11 @@ TEST_F(SharingTest, ManyProcessesNeverSeeEachOthersBytes) {
     ASSERT_OK_AND_ASSIGN(ClientProcess client, ConnectProcess("writer"));
     clients.push_back(std::move(client));
   }
-  // All at once: each writes 40 buffers of its own pattern, then finds it unchanged by the others.
+  // Processes run at once: each process writes 40 buffers with its own pattern, then finds the buffers unchanged.
   for (size_t i = 0; i < clients.size(); ++i) ASSERT_OK(clients[i].Send(absl::StrCat("fill 40 50000 ", i * 1000)));
   for (ClientProcess& client : clients) EXPECT_OK(client.Receive());
   for (size_t i = 0; i < clients.size(); ++i) EXPECT_OK(clients[i].Call(absl::StrCat("check ", i * 1000)));
-  // Again, into memory that has been used before.
+  // Writes again, into memory that has been used before.
   for (size_t i = 0; i < clients.size(); i += 2) {
     EXPECT_OK(clients[i].Call("goodbye"));
     ASSERT_OK_AND_ASSIGN(clients[i], ConnectProcess("writer"));
@@ -125,7 +125,7 @@ TEST_F(SharingTest, SegmentsOfSessionsAreDisjointAndBlocksDoNotOverlap) {
 }
 
 TEST_F(SharingTest, ManyProcessesAtOnceAndAllMemoryComesBack) {
-  // On a real GPU each has a CUDA context: half a GiB, and half a second.
+  // A process on a real GPU has a CUDA context, which takes half a GiB and half a second.
   const int count = OnCuda() && !OnSubstitute() ? 16 : kSanitized ? 24 : 64;
   ASSERT_OK(StartDaemon({.capacity = "1GiB", .config = "idle_decay: \"300ms\""}));
   std::vector<ClientProcess> clients;
@@ -147,7 +147,7 @@ TEST_F(SharingTest, ManyProcessesAtOnceAndAllMemoryComesBack) {
   ASSERT_OK_AND_ASSIGN(v1::Device device, raw.GetDevice());
   EXPECT_EQ(Charged(device), static_cast<uint64_t>(count) * 2_MiB);
 
-  // Half of them leave politely, half are killed.
+  // Processes with even numbers say goodbye; processes with odd numbers are killed.
   for (size_t i = 0; i < clients.size(); ++i) {
     if (i % 2 == 0) {
       EXPECT_OK(clients[i].Call("goodbye"));
@@ -159,7 +159,7 @@ TEST_F(SharingTest, ManyProcessesAtOnceAndAllMemoryComesBack) {
     const absl::StatusOr<v1::ListSessionsResponse> left = raw.ListSessions();
     return left.ok() && left->sessions().empty();
   }));
-  // First idle, then back with the driver.
+  // Memory first becomes idle, then goes back to the driver.
   EXPECT_TRUE(WaitFor([&] {
     const absl::StatusOr<v1::Device> now = raw.GetDevice();
     return now.ok() && now->reserved_bytes() == 0 && now->idle_bytes() == 0;
@@ -235,7 +235,7 @@ TEST_F(SharingTest, ASimulatedDriverIsWarnedAbout) {
 TEST_F(SharingTest, EveryCallIsAttributedToTheProcessThatMakesIt) {
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
-  // Several rounds, so that the daemon's descriptor numbers are used again by other processes.
+  // Rounds let new processes reuse the daemon's descriptor numbers.
   for (int round = 0; round < 3; ++round) {
     std::vector<ClientProcess> clients;
     std::vector<std::string> ids;
@@ -253,7 +253,7 @@ TEST_F(SharingTest, EveryCallIsAttributedToTheProcessThatMakesIt) {
       EXPECT_EQ(session.pid(), clients[i].pid());
       EXPECT_EQ(session.uid(), getuid());
       EXPECT_EQ(session.gid(), getgid());
-      // A fresh connection of the same process is let in, one of another process is not.
+      // The daemon accepts a new connection of the same process, and refuses a connection of another process.
       EXPECT_OK(clients[i].Call(absl::StrCat("allocate_raw ", ids[i], " 1000")));
       const std::string& other = ids[(i + 1) % ids.size()];
       for (const char* call : {"allocate_raw", "free_raw", "empty_raw", "stats_raw", "reset_raw"}) {
@@ -287,7 +287,7 @@ TEST_F(SharingTest, OneClientInEightThreads) {
       uint64_t random = t + 1;
       for (int i = 0; i < rounds; ++i) {
         random = random * 6364136223846793005u + 1442695040888963407u;
-        // Mostly small, sometimes with a segment of its own, so that segments come and go.
+        // Blocks are mostly small. Some have a separate segment, so that segments come and go.
         const uint64_t bytes = (random >> 60) == 0 ? 12_MiB : 1 + (random >> 33) % 100000;
         absl::StatusOr<Buffer> buffer = client.Allocate(bytes);
         if (!buffer.ok()) {
@@ -332,7 +332,7 @@ TEST_F(SharingTest, AForkedChildIsRefusedAndTheParentGoesOn) {
   ASSERT_OK(client);
   ASSERT_OK_AND_ASSIGN(Buffer buffer, client->Allocate(1000));
   Fill(buffer, 1000, 9);
-  // Its thread that reports is quiet then, and holds no lock that the child would have for ever.
+  // Waits until the reporting thread is quiet: the child would inherit a lock held by the thread for ever.
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
   ASSERT_TRUE(WaitFor([&] {
     const absl::StatusOr<v1::ListSessionsResponse> list = raw.ListSessions();
@@ -340,14 +340,14 @@ TEST_F(SharingTest, AForkedChildIsRefusedAndTheParentGoesOn) {
   }));
   const pid_t child = fork();
   if (child == 0) {
-    // Nothing here may hang, crash, or speak for the parent; _exit, because this is still the test's program.
+    // Calls in the child must not hang, crash, or speak for the parent. _exit: the child still runs the test's program.
     if (!absl::IsFailedPrecondition(client->status())) _exit(1);
     if (!absl::IsFailedPrecondition(client->Allocate(1000).status())) _exit(2);
     if (!absl::IsFailedPrecondition(client->EmptyCache().status())) _exit(3);
     if (!absl::StrContains(client->status().message(), "fork")) _exit(4);
-    // gRPC would not survive it, so connecting anew is refused as well.
+    // Connecting is refused as well: gRPC would not survive the fork.
     if (!absl::IsFailedPrecondition(Connect("child").status())) _exit(7);
-    if (!OnCuda() && !Holds(buffer, 1000, 9)) _exit(5);  // CUDA is of no use in the child of a user
+    if (!OnCuda() && !Holds(buffer, 1000, 9)) _exit(5);  // CUDA does not work in the child of a CUDA user
     if (!absl::IsFailedPrecondition(buffer.Reset())) _exit(6);
     client = absl::CancelledError();  // destroys the last reference
     _exit(0);

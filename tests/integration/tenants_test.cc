@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that passes from one session to another: who may see whose bytes, when the first holder keeps what it said it
-// gave back, and when its children do.
+// Memory passed between sessions: visibility of bytes when the first holder, or its child, keeps returned memory.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -29,11 +28,11 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kDeviceBytes = 64_MiB;
-constexpr uint64_t kMost = 48_MiB;  // no two sessions can have so much
+constexpr uint64_t kMost = 48_MiB;  // no two sessions can have so much at once
 constexpr uint64_t kKeepersSeed = 1;
 constexpr uint64_t kNextSeed = 2;
 
-// Nothing decays: what one gives back is there when the next one asks.
+// Idle memory does not decay: returned memory is available for the next request.
 constexpr char kRules[] = R"(
   socket_mode: "0666"
   idle_decay: "1h"
@@ -42,7 +41,7 @@ constexpr char kRules[] = R"(
   rules { session_name: "strict*" tenant: "red" isolation: STRICT }
 )";
 
-// A hostile client of its own making: it leases a segment, writes into it, gives it back, and keeps its mapping.
+// A hostile client that leases a segment, writes to the segment, returns the segment, and keeps the mapping.
 class Keeper {
  public:
   static absl::StatusOr<std::unique_ptr<Keeper>> Keep(const std::string& dir, const std::string& name) {
@@ -78,10 +77,10 @@ class Keeper {
     return keeper;
   }
 
-  // Whether it sees what it wrote itself, and nothing else.
+  // Returns true if the mapping holds exactly the keeper's own bytes.
   bool SeesItsOwn() const { return Sees(kKeepersSeed); }
   bool Sees(uint64_t seed) const { return segment_->Holds(seed); }
-  // Writes where somebody else might read it.
+  // Writes to memory that another session might read.
   void Scribble() { segment_->Fill(kKeepersSeed + 1); }
 
  private:
@@ -100,7 +99,7 @@ class TenantsTest : public DaemonTest {
     return {.capacity = absl::StrCat(kDeviceBytes), .config = kRules, .http = http};
   }
 
-  // A client whose requests wait for memory.
+  // Connects a client whose requests wait for memory.
   absl::StatusOr<Client> ConnectThatWaits(const std::string& name) {
     ClientOptions options;
     options.socket_dir = dir();
@@ -152,7 +151,7 @@ TEST_F(TenantsTest, StrictIsolationHoldsWithinATenantToo) {
 
 TEST_F(TenantsTest, AnotherUserGetsZeros) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
-  // Without a rule the tenant is the user.
+  // The user is the tenant of a session without a rule.
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Keeper> keeper, Keeper::Keep(dir(), "keeper"));
   ASSERT_OK_AND_ASSIGN(ClientProcess stranger, ClientProcess::Start(dir()));
   ASSERT_OK(stranger.Call("setuid 65533"));
@@ -176,7 +175,7 @@ TEST_F(TenantsTest, WhatADeadProcessHadIsZerosForAnotherTenant) {
   EXPECT_TRUE(IsZero(buffer));
 }
 
-// A GPU's driver does not name it: its client's mark does.
+// The driver of a GPU does not name the child: the client's mark does.
 TEST_F(TenantsTest, AChildThatKeepsDescriptorsDelaysReuseAndIsNamed) {
   ASSERT_OK(StartDaemon(Options(/*http=*/true)));
   ASSERT_OK_AND_ASSIGN(ClientProcess parent, ConnectProcess("red-parent"));
@@ -205,7 +204,7 @@ TEST_F(TenantsTest, AChildThatKeepsDescriptorsDelaysReuseAndIsNamed) {
   const std::string line = absl::StrCat("quarantine held open device=0 bytes=", kMost, " holder_pid=", child);
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), line); })) << daemon_->log();
 
-  // It is nobody's until the child has gone, not even for its own tenant; a request can wait for that.
+  // Memory stays unused until the child has gone, even within the tenant. A request can wait for the memory.
   ASSERT_OK_AND_ASSIGN(Client hasty, Connect("red-hasty"));
   const std::optional<OutOfMemory> refused = GetOutOfMemory(hasty.Allocate(kMost).status());
   ASSERT_TRUE(refused.has_value());
@@ -228,7 +227,7 @@ TEST_F(TenantsTest, AChildThatKeepsDescriptorsDelaysReuseAndIsNamed) {
             0.0);
 }
 
-// It has none of its parent's descriptors, nor its mappings: what its parent had comes back.
+// The child has neither its parent's descriptors nor its parent's mappings: the parent's memory comes back.
 TEST_F(TenantsTest, AChildThatRunsAnotherProgramKeepsNothing) {
   ASSERT_OK_AND_ASSIGN(ClientProcess parent, ConnectProcess("red-parent"));
   ASSERT_OK(parent.Call(absl::StrCat("alloc ", kMost)));

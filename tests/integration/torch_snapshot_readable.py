@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that a memory snapshot is what PyTorch's readers need. Usage: torch_snapshot_readable.py FILE...
+"""Checks that PyTorch's readers can read a memory snapshot. Usage: torch_snapshot_readable.py FILE...
 
-Needs no PyTorch. Exit code 0, or 1 and a line for each fault. Before it looks at the files it looks at snapshots with
-a known fault each, so that a check that sees nothing cannot pass.
+The script needs no PyTorch. Exit code: 0, or 1 and a line for each fault. Before checking the files, the script checks
+snapshots with known faults: a check that misses its fault makes the script fail.
 """
 import bisect
 import copy
@@ -12,7 +12,7 @@ import pickle
 import pickletools
 import sys
 
-# The opcodes of the viewer's own reader (a script in a web page).
+# Opcodes known to the viewer's own reader (a script in a web page).
 VIEWER_OPCODES = {
     "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1",
     "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2",
@@ -55,15 +55,15 @@ def need_keys(value, keys, path):
 
 
 def check_opcodes(data):
-    """The viewer knows few opcodes, protocols 2 to 4 and integers of up to 8 bytes, and passes lists as arguments."""
-    since_mark = []  # values above each mark
+    """Checks limits of the viewer: few opcodes, protocols 2 to 4, integers of 8 bytes, short lists as arguments."""
+    since_mark = []  # number of values above each mark
     for opcode, argument, position in pickletools.genops(data):
         need(opcode.name in VIEWER_OPCODES, f"byte {position}: the viewer does not know {opcode.name}")
         if opcode.name == "PROTO":
             need(2 <= argument <= 4, f"byte {position}: protocol {argument}, the viewer reads 2 to 4")
         if opcode.name == "LONG1":
             need(-2**63 <= argument < 2**63, f"byte {position}: the viewer does not calculate with {argument}")
-        # How many values it takes from the stack and puts there.
+        # Counts the values that the opcode takes from the stack and puts there.
         if opcode.name == "MARK":
             since_mark.append(0)
         elif pickletools.markobject in opcode.stack_before:
@@ -124,7 +124,7 @@ def check_entry(entry, path):
 
 
 def rewind(segments, entries, path):
-    """Plays the entries backwards from the segments, as the viewer does."""
+    """Plays the entries backwards from the segments, like the viewer."""
     starts = sorted(segment["address"] for segment in segments)
     sizes = {segment["address"]: segment["total_size"] for segment in segments}
     blocks = {block["address"]: block["state"] for segment in segments for block in segment["blocks"]
@@ -187,7 +187,7 @@ def check_bytes(data):
     check_opcodes(data)
     try:
         snapshot = PlainUnpickler(io.BytesIO(data)).load()
-    except Exception as error:  # whatever a broken file does to the unpickler
+    except Exception as error:  # broken files may raise any exception
         raise Fault(f"cannot be loaded: {error}") from error
     check_snapshot(snapshot)
     return snapshot
@@ -220,7 +220,7 @@ def good_snapshot():
 
 
 def self_test():
-    """Returns what is wrong with the checks themselves."""
+    """Returns the faults of the checks themselves."""
     def segment(s):
         return s["segments"][0]
 
@@ -309,7 +309,7 @@ def main():
             blocks = sum(len(segment["blocks"]) for segment in snapshot["segments"])
             entries = sum(len(trace) for trace in snapshot["device_traces"])
             print(f"{name}: {len(snapshot['segments'])} segments, {blocks} blocks, {entries} entries")
-        except (Fault, OSError, ValueError) as fault:  # ValueError: pickletools on rubbish
+        except (Fault, OSError, ValueError) as fault:  # pickletools raises ValueError on rubbish
             print(f"{name}: {fault}")
             result = 1
     return result

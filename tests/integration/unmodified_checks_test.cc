@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tests/gpu/unmodified.py, the checks of PyTorch as it is: their own logic, with a stand-in for PyTorch on the
-// substitute for NVIDIA's driver.
+// Test of tests/gpu/unmodified.py, the checks of unmodified PyTorch: runs the checks' logic with a stand-in for PyTorch
+// on the substitute for NVIDIA's driver.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,11 +34,11 @@ const std::string& StandIn() {
   return folder;
 }
 
-// By name, what the checks have found with `torch` on the path of Python's modules.
+// Runs the checks with the folder `torch` on Python's module path. Returns the results by name.
 std::map<std::string, Json> Check(const std::string& torch, const std::string& preload = paths::kPreload) {
   const std::string machine = MakeTempDir();
   cuda_substitute::MakeMachine(machine, {.devices = 1, .device_bytes = 16_GiB, .context_bytes = 300_MiB});
-  // The programs of the check are built without sanitizers.
+  // The checks' programs are built without sanitizers, and load the substitutes from this folder.
   const std::string libraries = MakeTempDir();
   std::filesystem::copy_file(paths::kCudaSubstitute, libraries + "/libcuda.so.1");
   std::filesystem::copy_file(paths::kNvmlSubstitute, libraries + "/libnvidia-ml.so.1");

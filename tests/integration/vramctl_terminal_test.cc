@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What operators look at: vramctl top on a terminal, vramctl watch, vramctl map.
+// Views for operators: vramctl top on a terminal, vramctl watch, vramctl map.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -39,7 +39,7 @@ class VramctlViewsTest : public VramctlDaemonTest {
     arguments.push_back("--socket_dir=" + dir());
     return arguments;
   }
-  // `before`: a program that starts vramctl.
+  // Starts vramctl top on a terminal. `before`: a program that starts vramctl.
   absl::StatusOr<std::unique_ptr<Terminal>> Top(const Arguments& flags = {}, const Arguments& before = {}) const {
     Arguments program = before;
     const Arguments command = Command({"top", "--interval=0.1"});
@@ -355,11 +355,11 @@ TEST_F(TopTest, WrongUse) {
   EXPECT_EQ(top->End(), "exit=1 plain");
 }
 
-// ---- top changes sessions ----
+// ---- Changes of sessions by top ----
 
 class TopChangesTest : public VramctlViewsTest {
  protected:
-  // A session as the daemon knows it now; null: it has ended.
+  // Returns the session as the daemon knows it now; null if the session has ended.
   Json SessionNamed(const std::string& name) {
     const Json all = CtlJson({"sessions"});
     for (const Json& session : all["sessions"]) {
@@ -367,7 +367,7 @@ class TopChangesTest : public VramctlViewsTest {
     }
     return nullptr;
   }
-  // What is typed, as tmux wants it: one character a key.
+  // Types text like a user: tmux takes one character for each key.
   static void Type(const Terminal& top, const std::string& text) {
     for (const char key : text) top.Press(std::string(1, key));
   }
@@ -378,7 +378,7 @@ TEST_F(TopChangesTest, SetsALimitAndAPriority) {
   ASSERT_OK_AND_ASSIGN(Client trainer, Connect("trainer", Limit(0.5)));
   ASSERT_OK_AND_ASSIGN(const Buffer buffer, trainer.Allocate(40_MiB));
   const std::string title = absl::StrCat("session trainer (id ", trainer.session_id(), ", uid ", getuid(), ")");
-  // Between two readings there is an hour: what changes on the screen, a key or a change has brought.
+  // Readings are an hour apart: changes on the screen come from keys, or from changes made by top.
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> top, Top({"--interval=3600"}));
   ASSERT_TRUE(top->Shows("\ntrainer (id "));
 
@@ -407,7 +407,7 @@ TEST_F(TopChangesTest, SetsALimitAndAPriority) {
   EXPECT_EQ(SessionNamed("trainer")["priority"], -7);
   EXPECT_EQ(SessionNamed("other")["priority"], 0);
 
-  // The daemon's refusals are shown whole.
+  // Refusals by the daemon are shown completely.
   Type(*top, "P5000");
   top->Press("Enter");
   top->Press("y");
@@ -457,7 +457,7 @@ TEST_F(TopChangesTest, LeavesAloneWhoTookThePlaceOfASession) {
   ASSERT_TRUE(top->Shows("\ntrainer (id "));
   top->Press("E");
   ASSERT_TRUE(top->Shows("End session trainer (id "));
-  // The name has another owner, which top has not read of.
+  // Another session takes the name; top has not read the new session yet.
   trainer.reset();
   ASSERT_TRUE(WaitFor([&] { return SessionNamed("trainer").is_null(); }));
   ASSERT_OK_AND_ASSIGN(trainer, Connect("trainer"));
@@ -466,7 +466,7 @@ TEST_F(TopChangesTest, LeavesAloneWhoTookThePlaceOfASession) {
   ASSERT_TRUE(top->Shows(absl::StrCat("\ntrainer (id ", trainer->session_id(), ")")));
   EXPECT_EQ(SessionNamed("trainer")["id"], trainer->session_id());
 
-  // The id, too: of another daemon.
+  // A session of another daemon takes the id as well.
   top->Press("E");
   ASSERT_TRUE(top->Shows(absl::StrCat("End session trainer (id ", trainer->session_id(), ", ")));
   const uint64_t id = trainer->session_id();
@@ -532,13 +532,13 @@ TEST_F(TopChangesTest, ADaemonThatGoesOrHangsStopsNothing) {
   EXPECT_TRUE(top->Shows("sorted by name"));
   top->Press("E");
   EXPECT_TRUE(top->Shows("the next change has to wait, too"));
-  top->Press("q");  // at once, although the change has the time of --timeout
+  top->Press("q");  // quits at once, although the change may take as long as --timeout
   EXPECT_EQ(top->End(), "exit=0 plain");
   daemon_->process().Signal(SIGCONT);
 }
 
 TEST_F(TopChangesTest, EndsASessionWhoseClientDoesNotAnswer) {
-  // A change that asked the client first would have no time left.
+  // A long client_timeout: a change that asked the client first would run out of time.
   ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = "client_timeout: '20s'"}));
   ASSERT_OK_AND_ASSIGN(ClientProcess silent, ConnectProcess("silent"));
   ASSERT_OK(silent.Call(absl::StrCat("alloc ", 2_MiB)));
@@ -574,7 +574,7 @@ TEST_F(TopChangesTest, FollowsTheSizeOfTheTerminal) {
   EXPECT_TRUE(top->Shows(question));
   top->Press("n");
   EXPECT_TRUE(top->Shows("Nothing was done."));
-  // Nor does it close the help, which any key would.
+  // Resizing does not close the help either; any key would.
   top->Press("h");
   ASSERT_TRUE(top->Shows("set its limit, trim it"));
   top->Resize(40, 24);
@@ -615,7 +615,8 @@ TEST_F(WatchTest, SaysWhatStatusAndSessionsSay) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const std::vector<std::string> lines = absl::StrSplit(result.out, '\n', absl::SkipEmpty());
   ASSERT_EQ(lines.size(), 3u) << result.out;
-  // The daemon asks a GPU's driver for its processes and sensors by itself, at any time between the two.
+  // The daemon asks a GPU's driver for processes and sensors at any time: processes and sensors may differ between two
+  // calls.
   const auto without_processes = [](Json devices) {
     for (Json& device : devices) {
       device.erase("processes");
@@ -624,7 +625,7 @@ TEST_F(WatchTest, SaysWhatStatusAndSessionsSay) {
     }
     return devices;
   };
-  // An idle time grows; names and commands may not be known yet.
+  // Idle times grow; names and commands may not be known yet.
   const auto without_times = [](Json sessions) {
     for (Json& session : sessions) {
       session.erase("idle_ms");
@@ -654,14 +655,14 @@ TEST_F(WatchTest, ALineIsThereAtOnce) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("later"));
   EXPECT_TRUE(WaitFor([&] { return StrContains(watch->ReadLine().value_or(""), "\"later\""); }));
   daemon_->Kill();
-  (void)watch->ReadRest();  // or it may wait for its reader
+  (void)watch->ReadRest();  // reads the rest: watch may wait for its reader
   ASSERT_OK_AND_ASSIGN(const int exit_code, watch->Wait());
   EXPECT_EQ(exit_code, 1);
   EXPECT_THAT(watch->ErrorText(), HasSubstr("vramctl: the daemon stopped answering after "));
 }
 
 TEST_F(WatchTest, EndsWithItsReader) {
-  // Long before the next line would be due.
+  // watch ends long before the next line would be due.
   const RunResult result = RunProgram({"/bin/bash", "-c", "\"$@\" | head -n 1 >&2; echo \"${PIPESTATUS[0]}\"", "bash",
                                        VramctlProgram(), "watch", "--interval=3600", "--socket_dir=" + dir()});
   EXPECT_EQ(result.out, "0\n") << result.err;
@@ -707,7 +708,7 @@ TEST_F(MapTest, DrawsSegmentsAndHoles) {
   EXPECT_THAT(Ctl({"map", "--device=1"}).out, HasSubstr("no session holds anything here"));
   EXPECT_THAT(Ctl({"map", "--device=1"}).out, Not(HasSubstr("device 0")));
 
-  // Colours on a terminal only, of its width.
+  // Colours appear only on a terminal; the map has the terminal's width.
   ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Terminal> terminal, Terminal::Start(Command({"map"}), 90, 40));
   EXPECT_TRUE(terminal->Shows("20.00 MiB large [█"));
   EXPECT_EQ(terminal->End(), "exit=0 plain");

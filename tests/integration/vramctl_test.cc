@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The commands of vramctl, on a daemon with sessions.
+// Commands of vramctl, on a daemon with sessions.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -170,7 +170,7 @@ TEST_F(VramctlTest, Ooms) {
   EXPECT_EQ(all["events"][2]["out_of_memory"]["cause"], "LIMIT");
   EXPECT_EQ(all["events"][2]["out_of_memory"]["limit_bytes"], 64_MiB);
 
-  // Of one session, which has ended, by name and id; the last ones only.
+  // Selects the refusals of an ended session by name and id, then only the last refusals.
   EXPECT_EQ(CtlJson({"ooms", "--session=trainer"})["events"].size(), 2u);
   EXPECT_EQ(CtlJson({"ooms", "--session=" + all["events"][2]["session_id"].dump()})["events"].size(), 2u);
   EXPECT_EQ(CtlJson({"ooms", "--session=nobody"})["matching_events"], 0);
@@ -189,7 +189,7 @@ TEST_F(VramctlTest, Ooms) {
 }
 
 TEST_F(VramctlTest, NumbersAreOfOneRunOfTheDaemon) {
-  // The run of all commands that print numbers, with a refusal and its session.
+  // Opens a session, causes a refusal, and returns the run id that all commands with numbers print.
   const auto run_of = [&] {
     Client client = Connect("trainer").value();
     EXPECT_FALSE(client.Allocate(512_MiB).ok());
@@ -219,7 +219,7 @@ TEST_F(VramctlTest, LimitTrimAndEnd) {
   EXPECT_EQ(CtlJson({"limit", "trainer", "0.25"})["devices"][0]["limit_bytes"], 64_MiB);
   const RunResult over = Ctl({"limit", "trainer", "40MiB"});
   EXPECT_EQ(over.exit_code, 0);
-  // What is idle is asked back at once; the answer may come before or after this line was printed.
+  // The daemon asks for idle memory at once; the answer may come before or after this line is printed.
   EXPECT_TRUE(StrContains(over.out, "trainer: limit 40.00 MiB on device 0")) << over.out;
   WaitFor([&] { return CtlJson({"sessions"})["sessions"][0]["devices"][0]["reserved_bytes"] == 32_MiB; });
   EXPECT_EQ(CtlJson({"limit", "trainer", "20MiB"})["devices"][0]["over_limit"], true);
@@ -270,7 +270,7 @@ TEST_F(VramctlTest, RefusalsExitWithOneAndWrongUseWithTwo) {
     EXPECT_TRUE(absl::StartsWith(result.err, "vramctl: ") && StrContains(result.err, "no session")) << result.err;
     EXPECT_EQ(result.out, "");
   }
-  // One that was there is told from one that never was.
+  // An ended session is distinguished from a session that never existed.
   ASSERT_OK(Connect("first").status());
   ASSERT_TRUE(WaitFor([&] { return CtlJson({"sessions"})["sessions"].empty(); }));
   EXPECT_TRUE(StrContains(Ctl({"summary", "1"}).err, "session 1 has ended"));
@@ -329,7 +329,7 @@ TEST_F(VramctlTest, HoldVerifiesAndGivesBackWhenInterrupted) {
                        ChildProcess::Start({VramctlProgram(), "hold", "1000", "--socket_dir=" + dir()}));
   ASSERT_OK_AND_ASSIGN(const std::string line, hold->ReadLine());
   EXPECT_TRUE(StrContains(line, "holding 1000 B as session")) << line;
-  // In the background no key interrupts a program.
+  // A key cannot interrupt a program in the background.
   EXPECT_EQ(hold->ReadLine().value_or(""), absl::StrCat("until ended (kill ", hold->pid(), ")"));
   hold->Signal(SIGINT);
   EXPECT_TRUE(StrContains(hold->ReadRest(), "gave 1000 B back"));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Programs with an allocator of their own over whole segments: what the daemon shows of it, and how they give back what
-// it holds idle.
+// Programs with their own allocators over whole segments: the daemon's view of the programs' use, and the return of
+// idle memory.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -24,7 +24,7 @@ class WholeSegmentsTest : public DaemonTest {
   void SetUp() override { ASSERT_OK(StartDaemon()); }
 
   v1::SessionDevice Listed(const std::string& name) { return ListedDevice(dir(), name); }
-  // `count` segments of 20 MiB.
+  // Leases `count` segments of 20 MiB.
   static absl::StatusOr<std::vector<void*>> Lease(Client& client, int count) {
     std::vector<void*> segments;
     for (int i = 0; i < count; ++i) {
@@ -45,7 +45,7 @@ TEST_F(WholeSegmentsTest, TheDaemonShowsWhatTheProgramMakesOfThem) {
       {.allocated_bytes = 30_MiB, .requested_bytes = 29_MiB, .inactive_split_bytes = 8_MiB, .idle_bytes = 40_MiB}));
   WaitFor([&] { return Listed("program").idle_bytes() == 40_MiB; });
   EXPECT_EQ(Listed("program").stats().allocated_bytes().all().current(), 30_MiB);
-  // What is returned was idle, and what is leased is used, until it says otherwise.
+  // A returned segment counts as idle, and a leased segment as used, until the next report.
   EXPECT_OK(client.ReturnSegment(segments[0]));
   EXPECT_OK(client.LeaseSegment(2_MiB).status());
   ASSERT_OK_AND_ASSIGN(const MemoryStats stats, client.GetMemoryStats());
@@ -83,7 +83,7 @@ TEST_F(WholeSegmentsTest, ThePeakOfWhatIsUsedIsTheProgramsOwn) {
   EXPECT_EQ(peak_after({.allocated_bytes_peak = std::numeric_limits<uint64_t>::max()}), 80_MiB);
 }
 
-// Nothing is recorded of what the program does with them, and vramctl says so at once.
+// A program's use of whole segments is not recorded, and vramctl says so at once.
 TEST_F(WholeSegmentsTest, ThereIsNothingToRecord) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("program"));
   ASSERT_OK_AND_ASSIGN(const std::vector<void*> segments, Lease(client, 3));
@@ -101,7 +101,7 @@ TEST_F(WholeSegmentsTest, ThereIsNothingToRecord) {
         << result.err;
   }
   EXPECT_FALSE(std::filesystem::exists(file));
-  // With blocks of its own beside them there is.
+  // A program that also allocates blocks has a recording of the blocks.
   EXPECT_OK(client.Allocate(1_MiB).status());
   const RunResult mixed =
       RunProgram({VramctlProgram(), "diagnose", "program", absl::StrCat("--socket-dir=", dir()), "--for=torch-2.6"});
@@ -109,7 +109,7 @@ TEST_F(WholeSegmentsTest, ThereIsNothingToRecord) {
   EXPECT_FALSE(absl::StrContains(mixed.out, "not sure")) << "no setting is about whole segments";
 }
 
-// At the peak it held what it says in GetMemoryStats().
+// The map shows the peak of GetMemoryStats().
 TEST_F(WholeSegmentsTest, WhatWasHeldAtThePeakIsNotLost) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect("program"));
   ASSERT_OK_AND_ASSIGN(const std::vector<void*> segments, Lease(client, 3));
@@ -119,7 +119,7 @@ TEST_F(WholeSegmentsTest, WhatWasHeldAtThePeakIsNotLost) {
     EXPECT_EQ(map.exit_code, 0) << map.err;
     return map.out;
   };
-  const MemoryScope scope("forward");  // from then on there are scopes
+  const MemoryScope scope("forward");  // scopes exist from now on
   EXPECT_TRUE(absl::StrContains(none(), "40.00 MiB  60.00 MiB       2         0 B  (none)")) << none();
   ASSERT_OK_AND_ASSIGN(const Buffer block, client.Allocate(30_MiB));
   EXPECT_TRUE(absl::StrContains(none(), "40.00 MiB  60.00 MiB       2         0 B  (none)")) << none();
@@ -148,7 +148,7 @@ TEST_F(WholeSegmentsTest, IdleSegmentsGoToWhoNeedsThem) {
   ASSERT_OK(holder.ServeTrims(true));
   uint64_t asked = 0;
   std::thread giver([&] {
-    // Returns as much as is wanted, and never says that it is done: the daemon knows when it has enough.
+    // Returns as much as requested, without ending the trim: the daemon knows when enough came back.
     const absl::StatusOr<TrimRequest> trim = holder.WaitForTrim(kPatience);
     ASSERT_OK(trim);
     asked = trim->bytes;
@@ -171,7 +171,8 @@ TEST_F(WholeSegmentsTest, NobodyWaitsForAProgramThatDoesNothing) {
   ASSERT_OK(holder.ReportSegmentUse({.idle_bytes = 240_MiB}));
   ASSERT_OK(holder.ServeTrims(true));
   ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
-  // The library answers for it, before the daemon stops waiting; on a busy machine too late, and then once more.
+  // The library answers the trim instead of the program before the daemon stops waiting. The answer may be late on a
+  // busy machine: the test then trims again.
   const auto trim = [&] {
     absl::StatusOr<uint64_t> released;
     WaitFor([&] { return !absl::IsDeadlineExceeded((released = raw.TrimSession(Ref("holder"))).status()); });
@@ -182,7 +183,7 @@ TEST_F(WholeSegmentsTest, NobodyWaitsForAProgramThatDoesNothing) {
   ASSERT_OK_AND_ASSIGN(Client taker, Connect("taker"));
   EXPECT_STATUS(taker.LeaseSegment(100_MiB), absl::StatusCode::kResourceExhausted, "out of memory (capacity)");
   EXPECT_OK(taker.LeaseSegment(16_MiB).status());
-  // Not even for one that has stopped.
+  // A program that has stopped serving trims delays no trim either.
   ASSERT_OK(holder.ServeTrims(false));
   EXPECT_STATUS(holder.WaitForTrim(kPatience), absl::StatusCode::kCancelled, "");
   EXPECT_OK(trim());
