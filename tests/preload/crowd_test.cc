@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Many threads at the limit: what they hold is never more, and all of it is counted, whenever nobody asks for memory.
+// Many threads at the limit. The threads never hold more memory than the limit. Between requests, all held memory is
+// counted.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@ namespace {
 
 constexpr uint64_t kPackingUnit = 2 * kMiB;
 
-// The numbers of an answer, the program's error first.
+// Returns the numbers of an answer. The program's error comes first.
 std::vector<uint64_t> Numbers(const std::string& answer) {
   std::vector<uint64_t> numbers;
   for (const std::string& word : std::vector<std::string>(absl::StrSplit(answer, ' '))) {
@@ -34,7 +35,7 @@ std::vector<uint64_t> Numbers(const std::string& answer) {
   return numbers;
 }
 
-// A driver that puts small allocations together, and threads.
+// Runs threads on a driver packing small allocations into shared blocks.
 class PreloadCrowd : public PreloadTest, public ::testing::WithParamInterface<int> {};
 
 TEST_P(PreloadCrowd, SmallAllocationsNeverPassTheLimit) {
@@ -58,7 +59,8 @@ TEST_P(PreloadCrowd, SmallAllocationsNeverPassTheLimit) {
 
 INSTANTIATE_TEST_SUITE_P(Threads, PreloadCrowd, ::testing::Values(2, 8, 64), ::testing::PrintToStringParamName());
 
-// Two devices: a thread waits for the daemon's answer about one, while another frees on the other.
+// A thread waits for the daemon's answer about the first device. Meanwhile, another thread frees memory on the second
+// device.
 TEST_F(PreloadTest, MemoryThatIsFreedWhileTheDaemonIsAskedComesBack) {
   PlayedDaemon daemon(std::vector<std::string>{kPackingUuid, kSecondPackingUuid}, 64 * kMiB);
   Program program = Run("dlsym", {{"LD_LIBRARY_PATH", FolderOf(paths::kPreloadPackingDriver)},
@@ -77,7 +79,7 @@ TEST_F(PreloadTest, MemoryThatIsFreedWhileTheDaemonIsAskedComesBack) {
   EXPECT_LE(daemon.charged(1), kPackingUnit) << "a unit of slack is kept";
 }
 
-// The graph is the second device's. What is refused is memory that graphs of the first one have taken meanwhile.
+// The graph belongs to the second device. The refusal is about memory taken meanwhile by graphs of the first device.
 TEST_F(PreloadTest, AGraphThatIsRefusedForAnotherDeviceLeavesNothing) {
   PlayedDaemon daemon(std::vector<std::string>{kPackingUuid, kSecondPackingUuid}, 16 * kMiB);
   Program program = Run("dlsym", {{"LD_LIBRARY_PATH", FolderOf(paths::kPreloadPackingDriver)},
@@ -92,7 +94,7 @@ TEST_F(PreloadTest, AGraphThatIsRefusedForAnotherDeviceLeavesNothing) {
   EXPECT_EQ(program.Ask("make_graph 4M 1"), "0") << "the first device's was given back with it";
 }
 
-// As another thread would get it before the first one knows that it is free.
+// The driver reuses freed memory before the freeing call returns, as another thread could.
 TEST_F(PreloadTest, WhatIsUsedAgainAtOnceIsCounted) {
   for (const std::string how : {"unmap_and_reuse", "destroy_and_reuse"}) {
     PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
@@ -108,7 +110,7 @@ TEST_F(PreloadTest, WhatIsUsedAgainAtOnceIsCounted) {
   }
 }
 
-// By hand: one million.
+// Returns the number of operations. Manual runs use one million.
 uint64_t Operations() {
   const char* const text = std::getenv("VRAMBROKER_PRELOAD_OPERATIONS");
   uint64_t operations = 8'000;
@@ -116,11 +118,11 @@ uint64_t Operations() {
   return operations;
 }
 
-// The driver looks at each of its operations. Calls that are not done do not count as far as client/preload/grant.h and
-// growth.h say: they may still be undone.
+// The driver checks the limit after each of its operations. The check ignores the unfinished calls
+// described in client/preload/grant.h and growth.h: the library may still undo an unfinished call.
 TEST_P(PreloadCrowd, MemoryOfAllKindsOfTwoDevicesNeverPassesTheLimit) {
   constexpr uint64_t kLooks = 5;
-  constexpr uint64_t units = 10;  // so that two threads reach it
+  constexpr uint64_t units = 10;  // low enough for two threads to reach the limit
   PlayedDaemon daemon(std::vector<std::string>{kPackingUuid, kSecondPackingUuid}, units * kPackingUnit);
   Program program = Run("dlsym", {{"LD_LIBRARY_PATH", FolderOf(paths::kPreloadPackingDriver)},
                                   {"VRAMBROKER_SOCKET_DIR", daemon.socket_dir()}});
@@ -143,13 +145,13 @@ TEST_P(PreloadCrowd, MemoryOfAllKindsOfTwoDevicesNeverPassesTheLimit) {
   }
 }
 
-// Every kind of memory, on the substitute, whose small allocations are alone in their blocks.
+// Runs every kind of memory on the substitute. Small allocations have their own blocks there.
 class PreloadCrowdOfKind : public PreloadTest, public ::testing::WithParamInterface<std::tuple<std::string, int>> {};
 
 TEST_P(PreloadCrowdOfKind, NeverPassesTheLimit) {
   const auto& [kind, threads] = GetParam();
   constexpr int kLooks = 6;
-  const bool is_array = kind.find("array") == 0 || kind == "mipmapped";  // small ones share units
+  const bool is_array = kind.find("array") == 0 || kind == "mipmapped";  // small arrays share units
   const uint64_t limit = is_array ? 8 * kMiB : 64 * kMiB;
   StartDaemon("128MiB");
   const uint64_t before = UsedOnMachine();

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocates 2 MiB at a time until the driver refuses, as a Python program with ctypes does. Usage: ctypes_probe.py default|deepbind"""
+"""Allocates 2 MiB at a time until the driver refuses, like a Python program with ctypes.
+
+Usage: ctypes_probe.py default|deepbind
+"""
 import ctypes
 import os
 import sys

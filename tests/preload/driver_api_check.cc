@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compiled where the CUDA Toolkit is: what libvrambroker-preload.so declares of the driver has the sizes that the
-// toolkit says.
+// Compares the driver's declarations in libvrambroker-preload.so with the CUDA Toolkit: sizes, offsets and values.
+// Compiled only where the toolkit is installed.
 #include <stddef.h>
 #include <stdint.h>
 
 namespace ours {
 #include "client/preload/driver_api.h"
 
-// The toolkit's macros give its functions other names.
+// The toolkit's macros rename functions.
 #define TYPE(name, arguments) using type_of_##name = int(*) arguments;
 CUDA_HOOKS(TYPE)
 CUDA_CALLS(TYPE)
 #undef TYPE
 }  // namespace ours
 
-#define __CUDA_API_VERSION_INTERNAL  // old versions, too
+#define __CUDA_API_VERSION_INTERNAL  // declares old versions, too
 #include <cudaTypedefs.h>
 
 template <typename Result, typename... Arguments>

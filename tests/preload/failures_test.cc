@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A driver whose calls fail once: what a program does not get is not counted, and what it still has is.
+// A driver with calls failing once. Memory refused to a program is not counted, and memory still held is counted.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -15,10 +15,10 @@ namespace {
 
 struct Kind {
   const char* name;
-  const char* allocates;  // the driver's function, as it is documented
+  const char* allocates;  // documented name of the driver's function
   const char* frees;
-  uint64_t mib = 20;      // of an allocation
-  uint64_t counted = 20;  // for it
+  uint64_t mib = 20;      // size of an allocation
+  uint64_t counted = 20;  // amount counted for an allocation
 };
 
 void PrintTo(const Kind& kind, std::ostream* to) {
@@ -75,7 +75,7 @@ class PreloadFailures : public PreloadTest {
 
 TEST_F(PreloadFailures, APoolThatIsNotDestroyedStaysCounted) {
   Program program = RunWithFaults("cuMemPoolDestroy:1=1");
-  EXPECT_EQ(program.Ask("new_pool 6:0 pinned"), "0");  // a device's own would be destroyed later
+  EXPECT_EQ(program.Ask("new_pool 6:0 pinned"), "0");  // a device pool's destruction might be delayed
   EXPECT_EQ(program.Ask("keep"), "0");
   EXPECT_EQ(program.Ask("alloc pool 20M"), "0");
   EXPECT_EQ(program.Ask("destroy_pool"), "1");
@@ -87,7 +87,7 @@ TEST_F(PreloadFailures, APoolThatIsNotDestroyedStaysCounted) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
-// A handle has a mapping and two references.
+// The handle has a mapping and two references.
 TEST_F(PreloadFailures, AReferenceThatIsNotReleasedCountsFurther) {
   Program program = RunWithFaults("cuMemRelease:2=1");
   EXPECT_EQ(program.Ask("alloc mapped 20M"), "0") << "releases its first reference";
@@ -108,7 +108,7 @@ TEST_F(PreloadFailures, WhatIsNotUnmappedCountsFurther) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
-// "free" ends all mappings of the handle by a single call, and that call fails.
+// The command "free" unmaps all mappings of the handle by a single call, and the call fails.
 TEST_F(PreloadFailures, AHandleThatIsNotUnmappedCountsUntilItsLastMappingHasGone) {
   constexpr int kMappings = 16;
   Program program = RunWithFaults("cuMemUnmap:1=1");

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What client/preload/FUNCTIONS.md says of CUDA's functions is so: functions_test.py SOURCE_DIR [TYPEDEFS_H]
+"""Checks client/preload/FUNCTIONS.md against CUDA's functions: functions_test.py SOURCE_DIR [TYPEDEFS_H]
 
-TYPEDEFS_H is the CUDA Toolkit's cudaTypedefs.h, which has a type for each version of each function; cuda.h is beside it. Without it
-the table is compared with the hooks alone.
+TYPEDEFS_H is the CUDA Toolkit's cudaTypedefs.h, with a type for each version of each function. cuda.h is beside
+TYPEDEFS_H. A call without TYPEDEFS_H compares the table with the hooks alone.
 """
 import pathlib
 import re
 import sys
 
 ANSWERS = ("hooked", "not needed", "not possible")
-# Names of functions that may change how much memory there is.
+# Names of functions with a possible effect on the amount of memory.
 SAYS_MEMORY = re.compile(
     r"Alloc|Free|Create|Destroy|Map|Pool|Import|Export|Open|Close|Release|Retain|Reset|Load|Register|Attach|Detach|Trim|Launch"
     r"|Instantiate|Upload|SetLimit|AddNode|AddMem|Advise|Prefetch|Link|Peer|Reserve|Clone|Restore")
-NO_TYPE = {"cuGetExportTable"}  # of the header's functions
+NO_TYPE = {"cuGetExportTable"}  # functions without a type in the header
 
 
 def without_version(function):
@@ -22,7 +22,7 @@ def without_version(function):
 
 
 def formats_without_size(source, header):
-    """Of the arrays' formats."""
+    """Returns faults of array formats without a size in formats.c."""
     sizes = (source / "client/preload/formats.c").read_text(encoding="utf-8")
     known = {number for first, last in re.findall(r"\{0x(\w\w), 0x(\w\w),", sizes) for number in range(int(first, 16), int(last, 16) + 1)}
     formats = re.findall(r"(CU_AD_FORMAT_\w+)\s*=\s*0x(\w+)", header.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads that make a reserve grow at the same time, with a ledger that is played.
+// Threads growing a reserve at the same time, with a played ledger.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,8 +16,8 @@ extern "C" {
 
 namespace {
 
-std::atomic<uint64_t> units_left;  // that the daemon would still charge
-std::function<void()> when_taken;  // before the thread gets its answer, once
+std::atomic<uint64_t> units_left;  // units still available from the daemon
+std::function<void()> when_taken;  // called once, before the thread gets its answer
 
 }  // namespace
 
@@ -53,7 +53,7 @@ void calm_end(struct calm /*calm*/) {}
 namespace vrambroker::testing_support {
 namespace {
 
-// Two threads see what the driver has for both. The first thread's charge is granted, and not noted yet.
+// Two threads read the driver's memory for both threads. The first thread's charge is granted, but not yet recorded.
 TEST(PreloadGrowth, WhatAnotherThreadPaysForIsNotRefused) {
   reserve shared = {};
   std::atomic<uint64_t> of_driver = 0;
@@ -85,12 +85,12 @@ TEST(PreloadGrowth, WhatAnotherThreadPaysForIsNotRefused) {
   EXPECT_EQ(units_left.load(), 0u);
 }
 
-// The first thread reads what the driver has for both. Before this thread asks for that much, the other thread is
-// refused, and leaves nothing.
+// The first thread reads the driver's memory for both threads. Before the first thread's charge, the other thread is
+// refused, and undoes its call.
 TEST(PreloadGrowth, WhatAnotherThreadIsRefusedIsNotAskedFor) {
   struct Driver {
     uint64_t units = 6;
-    std::function<void()> when_read;  // once
+    std::function<void()> when_read;  // called once
   } driver;
   reserve shared = {};
   shared.owner = &driver;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every kind of memory, by every route: what counts, and when it is given back.
+// Every kind of memory, by every route: the counted amount, and the release.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ class PreloadKind : public PreloadTest, public ::testing::WithParamInterface<std
  protected:
   const std::string route_ = std::get<0>(GetParam());
   const std::string kind_ = std::get<1>(GetParam());
-  // Pools reserve 32 MiB at once.
+  // A pool reserves 32 MiB at once.
   const bool of_pool_ = kind_ == "async" || kind_ == "pool";
   const uint64_t unit_ = of_pool_ ? 32 : 8;
   const std::string alloc_ = absl::StrCat("alloc ", kind_, " ", of_pool_ ? 20 : 8, "M");
@@ -70,7 +70,7 @@ class PreloadKinds : public PreloadTest {
   }
 };
 
-// The driver does not say what an array takes.
+// The driver does not report an array's size.
 TEST_F(PreloadKinds, ArraysCountByTheirFormat) {
   Program program = RunWithStream();
   const uint64_t before = UsedOnMachine();
@@ -112,7 +112,7 @@ TEST_F(PreloadKinds, MemoryThatIsMappedIntoASparseArrayCounts) {
   EXPECT_EQ(UsedOnMachine(), before);
 }
 
-// The rest of what was mapped with it is mapped still. A deferred array has no parts.
+// The other tile of the same mapping stays mapped. A deferred array has no parts.
 TEST_F(PreloadKinds, ATileThatIsUnmappedAloneGivesNothingBack) {
   for (const auto& [array, left] : std::vector<std::pair<std::string, uint64_t>>{{"sparse", 54}, {"deferred", 64}}) {
     Program program = RunWithStream();
@@ -127,7 +127,7 @@ TEST_F(PreloadKinds, ATileThatIsUnmappedAloneGivesNothingBack) {
   }
 }
 
-// NCCL asks for host memory by handle: others count it, and crash (HAMi-core #187, #169).
+// NCCL asks for host memory by handle. Other interposers count host memory, and crash (HAMi-core #187, #169).
 TEST_F(PreloadKinds, HandlesOfHostMemoryPassThrough) {
   Program program = RunWithStream({{"VRAMBROKER_LIMIT", "4MiB"}});
   EXPECT_EQ(program.Ask("alloc handle:2:0 64M"), "0");
@@ -137,7 +137,7 @@ TEST_F(PreloadKinds, HandlesOfHostMemoryPassThrough) {
   EXPECT_EQ(program.Ask("free 1"), "0");
 }
 
-// Types of locations that this library does not know may be of the GPU, too.
+// Location types unknown to this library may belong to the GPU, too.
 TEST_F(PreloadKinds, HandlesOfLocationsThatAreNotKnownToBeTheHostsAreCharged) {
   Program program = RunWithStream();
   ASSERT_EQ(program.Ask("device 1"), "0");
@@ -160,7 +160,7 @@ TEST_F(PreloadKinds, PoolsOfLocationsThatAreNotKnownToBeTheHostsAreCharged) {
       Program program = RunWithStream();
       ASSERT_EQ(program.Ask("device 1"), "0");
       ASSERT_EQ(program.Ask(absl::StrCat(pool, " ", location)), "0");
-      ASSERT_EQ(program.Ask("device 0"), "0");  // the pool's device is not the stream's
+      ASSERT_EQ(program.Ask("device 0"), "0");  // the pool's device differs from the stream's device
       EXPECT_EQ(program.Ask("alloc pool 20M"), "0");
       EXPECT_EQ(program.Ask("info"), Info(64, 64));
       EXPECT_EQ(program.Ask("alloc pool 60M"), "2");
@@ -183,7 +183,7 @@ TEST_F(PreloadKinds, PoolsOfHostMemoryPassThrough) {
   }
 }
 
-// A program asks for its pools before it allocates, and may not allocate at all.
+// A program asks for its pools before its first allocation, and may never allocate.
 TEST_F(PreloadKinds, ALocationsPoolIsFoundWithoutADaemon) {
   daemon().Kill();
   Program program = RunWithStream({{"VRAMBROKER_LIMIT", "64MiB"}, {"VRAMBROKER_RECONNECT", "1ms"}});
@@ -216,7 +216,7 @@ TEST_F(PreloadKinds, AHandleIsChargedUntilItsLastReferenceAndMappingHaveGone) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
-// As expandable segments are.
+// Expandable segments are mapped side by side.
 TEST_F(PreloadKinds, MappingsThatLieSideBySideAreUnmappedAtOnce) {
   Program program = RunWithStream();
   EXPECT_EQ(program.Ask("map_beside 4 4M"), "0");
@@ -237,7 +237,7 @@ TEST_F(PreloadKinds, AContextTakesItsMemoryAlong) {
   EXPECT_EQ(program.Ask("context"), "0");
   EXPECT_EQ(program.Ask("alloc plain 8M"), "0");
   EXPECT_EQ(program.Ask("alloc array 8M"), "0");
-  EXPECT_EQ(program.Ask("alloc handle 8M"), "0");  // belongs to none
+  EXPECT_EQ(program.Ask("alloc handle 8M"), "0");  // handles belong to no context
   EXPECT_EQ(program.Ask("info"), Info(32, 64));
   EXPECT_EQ(program.Ask("destroy_context"), "0");
   EXPECT_EQ(program.Ask("info"), Info(48, 64));
@@ -269,7 +269,7 @@ TEST_F(PreloadKinds, APoolIsChargedForWhatItKeeps) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64)) << "it keeps less from now on";
 }
 
-// A wait for something else comes before.
+// A wait for another device comes first, and frees nothing.
 TEST_F(PreloadKinds, WhatWasFreedComesBackWhenItsStreamHasComeSoFar) {
   Program program = RunWithStream();
   ASSERT_EQ(program.Ask("alloc async 20M"), "0");
@@ -284,7 +284,7 @@ TEST_F(PreloadKinds, WhatWasFreedComesBackWhenItsStreamHasComeSoFar) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
-// What the driver gave for a moment, others would not have had.
+// Memory taken from the driver for a moment would be missing for other programs.
 TEST_F(PreloadKinds, APoolTakesNothingThatCannotBeCharged) {
   StartDaemon("64MiB");
   Program program =
@@ -337,7 +337,7 @@ TEST_F(PreloadKinds, ADestroyedPoolIsChargedUntilItsLastFreeHasHappened) {
   }
 }
 
-// A device's current pool that is destroyed makes place for the device's default pool.
+// The driver replaces a destroyed current pool by the device's default pool.
 TEST_F(PreloadKinds, ADestroyedCurrentPoolIsChargedUntilItsLastFreeHasHappened) {
   Program program = RunWithStream();
   ASSERT_EQ(program.Ask("pool"), "0");
@@ -354,7 +354,7 @@ TEST_F(PreloadKinds, ADestroyedCurrentPoolIsChargedUntilItsLastFreeHasHappened) 
   EXPECT_EQ(program.Ask("info"), Info(32, 64)) << "of the default pool alone";
 }
 
-// The program waits for its stream in a way that the library does not see.
+// The library does not see the end of the stream's work.
 TEST_F(PreloadKinds, APlainAllocationHasWhatADestroyedPoolNoLongerNeeds) {
   Program program = RunWithStream();
   ASSERT_EQ(program.Ask("pool"), "0");
@@ -376,7 +376,7 @@ TEST_F(PreloadKinds, MemoryOfGraphsIsCharged) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
-// A launch cannot be undone: it is owed, and said.
+// A launch cannot be undone. The library owes the launch's memory, and prints a message.
 TEST_F(PreloadKinds, AGraphThatTakesTooMuchKeepsOthersFromGettingMore) {
   Program program = RunWithStream();
   EXPECT_EQ(program.Ask("alloc plain 50M"), "0");
@@ -418,7 +418,7 @@ TEST_F(PreloadKinds, MemoryOfAPoolOfTheStreamsDeviceIsCharged) {
   EXPECT_EQ(program.Ask("info"), Info(32, 64));
 }
 
-// Its stream may wait for work that another thread has yet to begin, on another device.
+// The allocation's stream may wait for work of another thread on another device.
 TEST_F(PreloadKinds, ARefusedPoolAllocationWaitsForNoStream) {
   Program program = RunWithStream();
   ASSERT_EQ(program.Ask("pool"), "0");
@@ -471,7 +471,7 @@ TEST_F(PreloadKinds, FiguresOfNvmlAreThoseOfTheProgram) {
   EXPECT_EQ(program.Ask("nvml 2"), absl::StrCat("0 ", 64 * kMiB, " ", 20 * kMiB, " ", 44 * kMiB));
 }
 
-// Two that size themselves at the same moment (vLLM #55827).
+// Two programs size themselves at the same moment (vLLM #55827).
 TEST_F(PreloadKinds, FiguresAreIndependentOfNeighbours) {
   Program one = RunWithStream();
   Program other = RunWithStream();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A program gets the hook for each form of a function that it asks the driver for, as one for newer or older CUDA does.
+// A program gets the library's hook for each form of a function, also for a newer or older CUDA than the driver's.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 #include "tests/support/nvidia_driver.h"
 #include "tests/support/util.h"
 
-// Namespace, because the substitute's declarations are others.
+// The namespace separates the library's declarations from the substitute's different declarations.
 namespace preload {
 #include "client/preload/driver_api.h"
 #define NAME(name, arguments) #name,
@@ -33,7 +33,7 @@ namespace {
 constexpr auto kVersions = std::to_array<int>({-1, 2000, 3010, 3019, 3020, 4000, 7000, 10000, 11000, 11030, 11040,
                                                12000, 12020, 12030, 12050, 13000, 13040, 14000, 99990});
 
-// "cuMemAllocAsync_ptsz" without its suffix, "cuMemAlloc_v2" as well.
+// Removes the suffixes of a name, as in "cuMemAllocAsync_ptsz" and "cuMemAlloc_v2".
 std::string BaseOf(std::string name) {
   if (absl::EndsWith(name, "_ptsz")) name.resize(name.size() - 5);
   if (const size_t suffix = name.rfind("_v"); suffix != std::string::npos) name.resize(suffix);
@@ -48,7 +48,7 @@ std::set<std::string> Bases() {
 
 class PreloadNewer : public PreloadTest {
  protected:
-  // Asks for all forms. The driver is in the folder `driver`.
+  // Asks for all forms of all hooks. The driver is in the folder `driver`.
   void ExpectHooks(const std::string& driver) const {
     Program program = Run("dlsym", {{"LD_LIBRARY_PATH", driver}});
     int found = 0;
@@ -80,7 +80,7 @@ TEST_F(PreloadNewer, EveryFormOfAFunctionOfTheRealDriverIsAHook) {
   ExpectHooks(FolderOf(file));
 }
 
-// By name, too.
+// Exported names have hooks, too.
 TEST_F(PreloadNewer, EveryVariantThatTheRealDriverExportsHasAHook) {
   NEEDS_REAL_CUDA_LIBRARY(file);
   if (kSanitized) GTEST_SKIP() << "the real driver is built without sanitizers";

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Another library of LD_PRELOAD, of somebody else: it stands before dlsym and one function of the driver, as profilers
-// do, and says on standard error that it was asked.
+// A foreign LD_PRELOAD library in front of dlsym, like a profiler. Reports a question for cuInit on standard error.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -23,13 +22,13 @@ PUBLIC void* dlsym(void* handle, const char* name) {
   return next(handle, name);
 }
 
-/* What it shares with nobody: a caller that asks for the next one gets the C library's. */
+/* A function of this library alone. Its question for the next getpid gets the C library's getpid. */
 PUBLIC int getpid_of_other(void) {
   int (*next)(void) = dlsym(RTLD_NEXT, "getpid");
   return next();
 }
 
-/* Not the driver's: programs that look for this are not to get anything else. */
+/* A function outside the driver. Programs must get this library's function. */
 PUBLIC int cudnnCreate(void** handle) {
   *handle = NULL;
   return 77;

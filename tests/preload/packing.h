@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The packing driver's memory: what is taken of each of its two devices, and whether a program may have so much.
+// The packing driver's memory: the units taken from each of its two devices, and the check of a program's limits.
 #ifndef VRAMBROKER_TESTS_PRELOAD_PACKING_H_
 #define VRAMBROKER_TESTS_PRELOAD_PACKING_H_
 
@@ -12,21 +12,21 @@ enum { DEVICES = 2, UNIT = 2 << 20, SMALL = 1 << 20 };
 
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2 };
 
-/* Of the calling thread's context. */
+/* Returns the device of the calling thread's context. */
 int packing_device(void);
 
-/* All with the lock. Units that are taken, or given back if they are negative. NO_MEMORY: the device has not so many.
- */
+/* Functions under the lock. packing_take() takes units, or gives back negative units. NO_MEMORY: the device has too few
+ * units. */
 void packing_lock(void);
-void packing_unlock(void); /* looks whether a limit is passed */
+void packing_unlock(void); /* checks the limits */
 int packing_take(int device, long long units);
 void packing_misused(const char* what);
 
-/* Without the lock: memory was unmapped, or a context destroyed. */
+/* Call without the lock, after an unmapping or a context's destruction. */
 void packing_gone(void);
 
-/* Units that calls have taken that are not done: how much a reserve grows, a program knows only afterwards. The call of
- * the thread begins, or is done and has given the program what has this number (packing_kinds.c). */
+/* Returns the units taken by unfinished calls: a program knows a reserve's growth only after the call. A call begins
+ * with `kind`, and ends with the number of its result for the program (packing_kinds.c). */
 long long packing_growth(int device);
 void packing_call_begins(const char* kind);
 void packing_call_is_done(unsigned long long number);

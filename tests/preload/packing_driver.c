@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A libcuda.so.1 that puts small allocations together, as NVIDIA's does: into blocks of 2 MiB, first fit, and gives a
-// block back when nothing is in it. It has two devices. After each operation it looks whether a limit is passed.
+// A libcuda.so.1 packing small allocations, like NVIDIA's driver. Places allocations first fit into blocks of 2 MiB,
+// and gives an empty block back. Has two devices. Checks the limits after each operation.
 #include "tests/preload/packing.h"
 
 #include <pthread.h>
@@ -11,13 +11,13 @@
 enum { PLACE = 512, PLACES = UNIT / PLACE, BLOCKS = 64 };
 
 static struct block {
-  unsigned long long large_bytes; /* of what begins here, and has whole blocks */
+  unsigned long long large_bytes; /* size of the large allocation beginning here */
   int is_large;
-  int is_longer; /* than a program can know */
+  int is_longer; /* allocation is longer than a program can know */
   const void* context;
-  int count;                  /* of small allocations in it */
-  int had;                    /* of those, and of the large one, that the program has been given */
-  unsigned int bytes[PLACES]; /* of what begins there */
+  int count;                  /* small allocations in the block */
+  int had;                    /* allocations of the block already given to the program */
+  unsigned int bytes[PLACES]; /* size of the allocation beginning at each place */
   unsigned char taken[PLACES];
   unsigned char is_had[PLACES];
 } blocks[DEVICES][BLOCKS];
@@ -26,17 +26,17 @@ static const unsigned long long base = 0x7f0000000000;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static __thread int current;
-static __thread const void* context; /* NULL: the device's primary one */
+static __thread const void* context; /* NULL: the device's primary context */
 static void (*when_gone)(void);
 
 static struct device {
-  long long taken; /* units, of the blocks and of all else */
-  long long limit; /* 0: not looked at */
+  long long taken; /* units of the blocks and of all other memory */
+  long long limit; /* 0: no check */
   long long most;
 } devices[DEVICES];
 static int faults;
 
-/* --- looks --- */
+/* --- checks of the limits --- */
 
 int packing_device(void) {
   return current;
@@ -57,8 +57,9 @@ void packing_misused(const char* what) {
   fault(what, current);
 }
 
-/* A small allocation may take a block before that is charged, and a pitch is known afterwards: until the call is done,
- * or another allocation in the block is had. */
+/* Returns the units of blocks without an allocation given to the program. A small allocation may take a block before
+ * the charge, and the driver reports a pitch only after the call. The check ignores such a block until the end of the
+ * call, or until another allocation of the block is given to the program. */
 static long long blocks_that_nobody_has(int device) {
   long long units = 0;
   for (int i = 0; i < BLOCKS; i++) {
@@ -90,12 +91,12 @@ int packing_take(int device, long long units) {
   return OK;
 }
 
-/* For the program, which says how much it may have of each device. */
+/* The program sets the limit of each device. */
 PUBLIC void packing_limit(long long units) {
   for (int i = 0; i < DEVICES; i++) devices[i].limit = units;
 }
 
-/* How many blocks it has taken of the first device. */
+/* Returns the taken units of the first device. */
 PUBLIC int packing_blocks(void) {
   packing_lock();
   const int units = (int)devices[0].taken;
@@ -126,7 +127,7 @@ static struct block* block_of(unsigned long long address, int* device, int* plac
   return &blocks[*device][number % BLOCKS];
 }
 
-/* The thread's call begins, or is done, and has given the program this; 0: nothing. */
+/* Marks the beginning of the thread's call, or its end with the address given to the program; 0: none. */
 PUBLIC void packing_begin(const char* kind) {
   packing_lock();
   packing_call_begins(kind);
@@ -191,7 +192,7 @@ PUBLIC int cuDeviceTotalMem_v2(size_t* bytes, int device) {
   return device < 0 || device >= DEVICES ? INVALID : OK;
 }
 
-/* For the program: what another thread does as soon as memory is unmapped, or a context destroyed. */
+/* Sets the program's stand-in for another thread: called after an unmapping or a context's destruction. */
 PUBLIC void packing_when_gone(void (*function)(void)) {
   when_gone = function;
 }
@@ -200,7 +201,7 @@ void packing_gone(void) {
   if (when_gone != NULL) when_gone();
 }
 
-/* --- memory with an address. With the lock. --- */
+/* --- memory with an address; helpers need the lock --- */
 
 static unsigned long long address_at(int device, int block, int place) {
   return base + ((unsigned long long)device * BLOCKS + (unsigned long long)block) * UNIT +
@@ -300,7 +301,7 @@ PUBLIC int cuMemFree_v2(unsigned long long address) {
   return error;
 }
 
-/* --- contexts: one for each device beside the primary one, again and again. Large memory goes with it. --- */
+/* --- contexts: one reused context for each device beside the primary one; its destruction frees large memory --- */
 
 PUBLIC int cuCtxCreate_v2(const void** made, unsigned int flags, int device) {
   if (device < 0 || device >= DEVICES || flags != 0) return INVALID;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of other kinds of the packing driver: arrays, memory by handle, pools and graphs. A number that is free is
-// given out again at once.
+// Memory of the packing driver's other kinds: arrays, memory by handle, pools and graphs. A free number is reused at
+// once.
 #include <stdint.h>
 #include <string.h>
 
@@ -14,13 +14,13 @@ enum kind { NOTHING, ARRAY, MEMORY, MAPPING, POOL, FROM_POOL, GRAPH };
 static struct record {
   enum kind kind;
   int device;
-  unsigned long long bytes; /* of a pool: in use */
-  unsigned long long units; /* of a pool: what it has */
-  int references;           /* of memory, and of a pool: its allocations */
+  unsigned long long bytes; /* pool: bytes in use */
+  unsigned long long units; /* pool: reserved units; graph: needed units */
+  int references;           /* memory: references; pool: allocations */
   int mappings;
-  int of;                 /* the memory of a mapping; the pool of an allocation */
-  int is_had;             /* by the program: what is allocated from a pool, or a graph */
-  unsigned long long had; /* of a pool: bytes */
+  int of;                 /* mapping: its memory; allocation: its pool */
+  int is_had;             /* allocation from a pool, or graph: given to the program */
+  unsigned long long had; /* pool: bytes given to the program */
 } records[RECORDS];
 static int unused[RECORDS];
 static int count_unused;
@@ -28,17 +28,17 @@ static int next;
 
 static const unsigned long long addresses = 0x7e0000000000;
 
-static unsigned long long array_bytes[DEVICES]; /* of small ones, which share units */
-static unsigned long long graph_units[DEVICES]; /* also of graphs that are no more */
+static unsigned long long array_bytes[DEVICES]; /* small arrays share units */
+static unsigned long long graph_units[DEVICES]; /* units of graphs, also of destroyed graphs */
 static unsigned long long graphs_use[DEVICES];
 static unsigned long long graphs_had[DEVICES];
 static int pools_of_devices[DEVICES];
-static unsigned long long unhad_units[DEVICES]; /* of other pools, of which the program has nothing */
+static unsigned long long unhad_units[DEVICES]; /* units of other pools without memory given to the program */
 
-static __thread enum kind begun; /* the thread's call: from its device's pool, or of a graph */
+static __thread enum kind begun; /* POOL: thread allocates from its device's pool; GRAPH: thread makes a graph */
 static int calls[DEVICES][GRAPH + 1];
 
-/* --- records. With the lock. --- */
+/* --- records, under the lock --- */
 
 static int make(enum kind kind, int device, unsigned long long bytes) {
   if (count_unused == 0 && next + 1 == RECORDS) return 0;
@@ -58,9 +58,9 @@ static void drop(struct record* record) {
   unused[count_unused++] = (int)(record - records);
 }
 
-/* --- calls that are not done. With the lock. --- */
+/* --- unfinished calls, under the lock --- */
 
-/* Several calls may share a reserve: the last one that is done gives back what is too much. */
+/* Several calls may share a reserve. The last call to finish gives back the excess. */
 static long long beyond(unsigned long long units, unsigned long long had, int is_called) {
   return is_called && units > had ? (long long)(units - had) : 0;
 }
@@ -76,7 +76,7 @@ void packing_call_begins(const char* kind) {
   calls[packing_device()][begun]++;
 }
 
-/* Units that the pool has got, or has not any more. */
+/* Adds units to the pool; negative units are given back. */
 static int grow(struct record* pool, long long units) {
   const int error = packing_take(pool->device, units);
   if (error != OK) return error;
@@ -86,7 +86,7 @@ static int grow(struct record* pool, long long units) {
   return OK;
 }
 
-/* The program has the allocation, or not any more. */
+/* Records whether the program has the allocation. */
 static void have(struct record* memory, int is_had) {
   struct record* const pool = &records[memory->of];
   const int is_own = pool != &records[pools_of_devices[pool->device]];
@@ -112,7 +112,7 @@ void packing_call_is_done(unsigned long long number) {
   begun = NOTHING;
 }
 
-/* --- arrays, of floats --- */
+/* --- arrays of floats --- */
 
 static unsigned long long units_of_arrays(int device) {
   return units_of(array_bytes[device]);
@@ -216,7 +216,7 @@ PUBLIC int cuMemRelease(unsigned long long handle) {
   return record == NULL ? INVALID : OK;
 }
 
-/* Each range has its number times 1 GiB. */
+/* Each range begins at its number times 1 GiB, counted from `addresses`. */
 PUBLIC int cuMemAddressReserve(unsigned long long* address, size_t bytes, size_t alignment, unsigned long long hint,
                                unsigned long long flags) {
   if (alignment != 0 || hint != 0 || flags != 0) return INVALID;
@@ -241,7 +241,7 @@ PUBLIC int cuMemMap(unsigned long long address, size_t bytes, size_t offset, uns
   return range == NULL || memory == NULL ? INVALID : OK;
 }
 
-/* The range goes with its mapping. */
+/* The range ends with its mapping. */
 PUBLIC int cuMemUnmap(unsigned long long address, size_t bytes) {
   packing_lock();
   struct record* const range = find(number_of(address), MAPPING);
@@ -258,7 +258,7 @@ PUBLIC int cuMemUnmap(unsigned long long address, size_t bytes) {
   return range == NULL || bytes == 0 ? INVALID : OK;
 }
 
-/* --- pools, which take pieces of their own size, and sometimes do not find what they have --- */
+/* --- pools: growth in pieces of their own size, and sometimes despite free memory --- */
 
 static int pool_of_device(int device) {
   if (pools_of_devices[device] == 0) pools_of_devices[device] = make(POOL, device, 0);
@@ -299,7 +299,7 @@ PUBLIC int cuMemPoolDestroy(void* pool) {
 
 PUBLIC int cuMemPoolGetAttribute(void* pool, int attribute, uint64_t* value) {
   packing_lock();
-  const struct record* const record = attribute == 5 ? find((uintptr_t)pool, POOL) : NULL; /* what it has reserved */
+  const struct record* const record = attribute == 5 ? find((uintptr_t)pool, POOL) : NULL; /* reserved memory */
   if (record != NULL) *value = record->units * UNIT;
   packing_unlock();
   return record == NULL ? INVALID : OK;
@@ -370,7 +370,7 @@ PUBLIC int cuMemFreeAsync(unsigned long long address, void* stream) {
   return pool == NULL ? INVALID : OK;
 }
 
-/* It gives back what nothing is in, as a pool without a threshold does. */
+/* Gives back a pool's empty units, like a pool without a threshold. */
 PUBLIC int cuStreamSynchronize(void* stream) {
   (void)stream;
   packing_lock();
@@ -420,7 +420,7 @@ PUBLIC int cuGraphAddMemAllocNode(void** node, void* graph, void* const* after, 
   return record == NULL ? INVALID : OK;
 }
 
-/* What runs is the graph itself. */
+/* The executable graph is the graph itself. */
 PUBLIC int cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long flags) {
   int error = INVALID;
   packing_lock();
@@ -464,14 +464,14 @@ PUBLIC int cuGraphDestroy(void* graph) {
 }
 
 PUBLIC int cuDeviceGetGraphMemAttribute(int device, int attribute, uint64_t* value) {
-  if (attribute != 2) return INVALID; /* what they have reserved */
+  if (attribute != 2) return INVALID; /* reserved memory */
   packing_lock();
   *value = graph_units[device] * UNIT;
   packing_unlock();
   return OK;
 }
 
-/* For the program: graphs of the device have reserved more, in a call that nobody saw. */
+/* The program makes graphs of the device reserve more memory, in a call invisible to the library. */
 PUBLIC int packing_reserve_for_graphs(int device, int units) {
   packing_lock();
   const int error = packing_take(device, units);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A daemon's count socket, played: it counts its devices rightly, unless it is told to do something else.
+// A played daemon on the count socket. Counts its devices correctly, unless told otherwise.
 #ifndef VRAMBROKER_TESTS_PRELOAD_PLAYED_DAEMON_H_
 #define VRAMBROKER_TESTS_PRELOAD_PLAYED_DAEMON_H_
 
@@ -25,31 +25,31 @@ class PlayedDaemon {
  public:
   using Request = vrambroker_count_request;
   using Answer = vrambroker_count_answer;
-  // What it sends in place of `answer`; nothing: it says nothing. Bytes of another number than an answer's are sent as
-  // they are.
+  // Returns the bytes sent in place of `answer`; nullopt: no answer. Bytes of another length than an answer's are sent
+  // unchanged.
   using Distort = std::function<std::optional<std::string>(const Request& request, const Answer& answer)>;
 
-  // `limit_bytes` of each device.
+  // `limit_bytes` is the limit of each device.
   PlayedDaemon(const std::string& uuid, uint64_t limit_bytes);
   PlayedDaemon(const std::vector<std::string>& uuids, uint64_t limit_bytes);
   ~PlayedDaemon();
 
   const std::string& socket_dir() const { return folder_; }
-  // Refuses longer packets, as an older daemon.
+  // Refuses longer packets, like an older daemon.
   void set_most_request_bytes(ssize_t bytes) { most_request_bytes_ = bytes; }
   void set_distort(const Distort& distort);
-  // The answer ends the connection instead.
+  // Ends the connection instead of an answer to all calls but HELLO and INFO.
   void set_hang_up(bool hang_up);
-  // The same for the next `call` alone, which counts.
+  // Ends the connection instead of the answer to the next `call` alone. The call still takes effect.
   void HangUpAfter(uint32_t call);
-  // The next `times` of `call` are answered with UNAVAILABLE, and do nothing.
+  // Answers the next `times` of `call` with UNAVAILABLE, and without an effect.
   void SetBusy(uint32_t call, int times);
-  // The answer to the next `call` is kept until SendHeldBack(). It is its connection's last one.
+  // Keeps the answer to the next `call` until SendHeldBack(), even after HangUp().
   void HoldBack(uint32_t call);
   void SendHeldBack();
-  // Ends all connections but that of an answer that is held back.
+  // Ends all connections, except a connection with a held-back answer.
   void HangUp();
-  // It knows nothing of what it has charged, as one that was started again.
+  // Forgets all charges, like a restarted daemon.
   void Forget();
 
   int Calls(uint32_t call) const;
@@ -68,7 +68,7 @@ class PlayedDaemon {
   const uint64_t limit_;
   const std::string folder_;
   UniqueFd listener_;
-  UniqueFd wake_;  // of the thread: to end, or to hang up
+  UniqueFd wake_;  // wakes the thread to end, or to hang up
   mutable std::mutex mu_;
   Distort distort_;
   std::atomic<ssize_t> most_request_bytes_ = sizeof(Request);
@@ -80,7 +80,7 @@ class PlayedDaemon {
   bool ends_ = false;
   bool hangs_up_ = false;
   std::map<uint32_t, int> busy_;
-  std::vector<uint64_t> charged_;  // by device
+  std::vector<uint64_t> charged_;  // bytes of each device
   std::map<uint32_t, int> calls_;
   std::vector<UniqueFd> connections_;
   std::thread thread_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A daemon on the substitute's GPUs, and programs of others beside it.
+// A daemon on the substitute's GPUs, and programs unaware of vrambroker.
 #ifndef VRAMBROKER_TESTS_PRELOAD_PRELOAD_FIXTURE_H_
 #define VRAMBROKER_TESTS_PRELOAD_PRELOAD_FIXTURE_H_
 
@@ -22,16 +22,16 @@ namespace vrambroker::testing_support {
 
 inline constexpr uint64_t kMiB = uint64_t{1} << 20;
 
-// Name the packing driver's devices.
+// Names of the packing driver's devices.
 inline constexpr char kPackingUuid[] = "GPU-11111111-1111-1111-1111-111111111111";
 inline constexpr char kSecondPackingUuid[] = "GPU-22222222-2222-2222-2222-222222222222";
 
-// The answer to "info".
+// Returns the answer to "info".
 inline std::string Info(uint64_t free_mib, uint64_t total_mib) {
   return absl::StrCat("0 ", free_mib * kMiB, " ", total_mib * kMiB);
 }
 
-// A probe (probe.c).
+// A running probe (probe.c).
 class Program {
  public:
   explicit Program(std::unique_ptr<ChildProcess> process) : process_(std::move(process)) {}
@@ -76,7 +76,7 @@ class PreloadTest : public ::testing::Test {
   }
   DaemonProcess& daemon() { return *daemon_; }
 
-  // What a program is started with.
+  // Returns the environment of a program with the library.
   Environment Preloaded(const Environment& more = {}) const {
     Environment environment = {{"LD_PRELOAD", paths::kPreload},
                                {"LD_LIBRARY_PATH", FolderOf(paths::kPlainCudaSubstitute)}};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A program that knows nothing of vrambroker: it reaches the driver by one of the routes, and does what it reads from
-// its standard input. Usage: probe ROUTE. One line of answer for each line of input; "0" first, or the driver's error.
+// A program unaware of vrambroker. Reaches the driver by one of the routes, and follows the commands on its standard
+// input. Usage: probe ROUTE. Answers each command with one line: "0" first, or the driver's error.
 //
 // Built twice: as `probe`, and linked to the driver as `probe_linked`.
 #define _GNU_SOURCE
@@ -31,7 +31,7 @@ struct driver driver;
 #define NAME(name, base, version, arguments) {#name, base, version, offsetof(struct driver, name)},
 static const struct {
   const char* name;
-  const char* base; /* as cuGetProcAddress has it */
+  const char* base; /* name for cuGetProcAddress */
   int version;
   size_t slot;
 } functions[] = {PROBE_FUNCTIONS(NAME)};
@@ -53,21 +53,21 @@ static void* proc_address(void* library, int is_second, const char* base, int ve
   return get == NULL || get(base, &function, version, flags) != 0 ? NULL : function;
 }
 
-/* Questions of programs for newer CUDA than the driver's; "proc_newer", "proc_newest", "proc_both" and with "proc2".
- * The functions are those whose interface is still the same. */
+/* Asks like a program for newer CUDA than the driver's: "proc_newer", "proc_newest" and "proc_both", also with "proc2".
+ * Only functions with an unchanged interface are asked for in a newer version. */
 static void* newer_address(void* library, const char* route, const char* base, int version) {
   const int is_same = version > 3019 && strcmp(base, "cuCtxCreate") != 0;
   const char* kind = strchr(route, '_');
   if (is_same && strcmp(kind, "_newer") == 0) version = 99990;
   if (is_same && strcmp(kind, "_newest") == 0) version = -1;
   const unsigned long long flags = version > 3019 && strcmp(kind, "_both") == 0 ? 3 : 0;
-  if (flags != 0 && version < 11020) version = 11020; /* of the functions for the thread's own stream */
+  if (flags != 0 && version < 11020) version = 11020; /* first version with functions for the thread's own stream */
   return proc_address(library, route[4] == '2', base, version, flags);
 }
 
 static void* driver_library;
 
-/* "resolve NAME VERSION FLAGS": the functions that both forms of cuGetProcAddress give, and which files they are in. */
+/* "resolve NAME VERSION FLAGS": prints the functions found by both forms of cuGetProcAddress, and their files. */
 static void resolve(const char* name, int version, unsigned long long flags) {
   printf("0");
   for (int form = 1; form <= 2; form++) {
@@ -83,7 +83,7 @@ static void resolve(const char* name, int version, unsigned long long flags) {
   printf("\n");
 }
 
-/* As cudart does: the resolver by the resolver. */
+/* Asks the resolver for the resolver, like cudart. */
 static void* through_itself(void* library, const char* base, int version) {
   void* function = NULL;
   int status = -1;
@@ -119,7 +119,7 @@ static int find_functions(const char* route) {
     } else if (strncmp(route, "proc", 4) == 0) {
       function = newer_address(library, route, functions[i].base, functions[i].version);
     } else if (strcmp(route, "dlvsym") == 0) {
-      /* The driver's symbols have no versions. dlsym itself has. */
+      /* The driver's symbols have no versions, but dlsym itself has versions. */
       void* (*versioned)(void*, const char*) = dlvsym(RTLD_DEFAULT, "dlsym", OLDEST_VERSION);
       function = versioned(library, functions[i].name);
     } else {
@@ -130,7 +130,7 @@ static int find_functions(const char* route) {
   return 0;
 }
 
-/* --- what it is told to do --- */
+/* --- commands --- */
 
 unsigned long long size_of(const char* text) {
   char* end = NULL;
@@ -183,7 +183,7 @@ static void* run_race(void* argument) {
   return NULL;
 }
 
-/* "race THREADS TIMES BYTES": how many allocations succeeded. */
+/* "race THREADS TIMES BYTES": prints the number of successful allocations. */
 static void race(int threads, int times, unsigned long long bytes) {
   pthread_t thread[64];
   struct race races[64];
@@ -199,7 +199,7 @@ static void race(int threads, int times, unsigned long long bytes) {
   printf("0 %d\n", done);
 }
 
-/* "pairs TIMES BYTES": nanoseconds for one cuMemAlloc and its cuMemFree. */
+/* "pairs TIMES BYTES": prints the nanoseconds of one cuMemAlloc and its cuMemFree. */
 static void pairs(int times, unsigned long long bytes) {
   struct timespec start;
   struct timespec end;
@@ -236,7 +236,8 @@ static void* run_churn(void* argument) {
   return NULL;
 }
 
-/* "churn THREADS TIMES BYTES": allocates and frees at random, all of it in the end. How many frees failed. */
+/* "churn THREADS TIMES BYTES": allocates and frees at random, and frees all memory in the end. Prints the number of
+ * failed frees. */
 static void churn(int threads, int times, unsigned long long bytes) {
   pthread_t thread[64];
   struct race churns[64];
@@ -259,7 +260,7 @@ static void* allocate_once(void* bytes) {
   return NULL;
 }
 
-/* "cancel BYTES": a thread that is cancelled while it allocates. */
+/* "cancel BYTES": cancels a thread during its allocation. */
 static void cancel(unsigned long long bytes) {
   pthread_t thread;
   pthread_create(&thread, NULL, allocate_once, &bytes);
@@ -278,8 +279,8 @@ static int entries(const char* path) {
 
 enum { DESCRIPTORS = 1000 };
 
-/* "close_all": closes every descriptor that it did not open, and has sockets of its own under all their numbers but a
- * few. */
+/* "close_all": closes every descriptor but the standard ones. Then sockets of the program take nearly all descriptor
+ * numbers. */
 static void close_all(void) {
   int pair[2];
   for (int i = 3; i < 4096; i++) close(i);
@@ -290,7 +291,7 @@ static void close_all(void) {
   printf("0\n");
 }
 
-/* "heard": how many of these sockets got anything. */
+/* "heard": prints the number of sockets of "close_all" with received data. */
 static void heard(void) {
   char byte;
   int count = 0;
@@ -300,7 +301,7 @@ static void heard(void) {
 
 static void command(char* line);
 
-/* "fork COMMAND", "clone COMMAND": in a child. */
+/* "fork COMMAND", "clone COMMAND": runs the command in a child. */
 static void in_child(char* line, int by_clone) {
   fflush(stdout);
   const pid_t child = by_clone ? (pid_t)syscall(SYS_clone, 17 /* SIGCHLD */, 0, 0, 0, 0) : fork();
@@ -327,13 +328,13 @@ static void command(char* line) {
   const char* third = strtok_r(NULL, " ", &rest);
   const char* fourth = strtok_r(NULL, " ", &rest);
   if (probe_signals(word, first == NULL ? "" : first, second == NULL ? "" : second)) return;
-  if (strcmp(word, "exec") == 0) { /* itself, or this program with one argument */
+  if (strcmp(word, "exec") == 0) { /* executes itself, or another program with one argument */
     char* const others[] = {(char*)first, (char*)second, NULL};
     execv(first == NULL ? "/proc/self/exe" : first, first == NULL ? own_arguments : others);
     printf("%d\n", errno);
   } else if (strcmp(word, "getpid") == 0) {
     printf("0 %d\n", getpid());
-  } else if (strcmp(word, "missing") == 0) { /* functions that this route does not find */
+  } else if (strcmp(word, "missing") == 0) { /* counts the functions not found by this route */
     int count = 0;
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
       void* function;
@@ -343,7 +344,7 @@ static void command(char* line) {
     printf("0 %d\n", count);
   } else if (strcmp(word, "resolve") == 0) {
     resolve(first, atoi(second), strtoull(third, NULL, 10));
-  } else if (strcmp(word, "find") == 0) { /* a symbol of the global scope */
+  } else if (strcmp(word, "find") == 0) { /* looks up a symbol of the global scope */
     dlerror();
     void* found = dlsym(RTLD_DEFAULT, first);
     const char* error = dlerror();
@@ -360,7 +361,7 @@ static void command(char* line) {
     close_all();
   } else if (strcmp(word, "heard") == 0) {
     heard();
-  } else if (strcmp(word, "own_context") == 0) { /* before any other */
+  } else if (strcmp(word, "own_context") == 0) { /* creates the first context */
     void* context;
     const int error = driver.cuInit(0);
     printf("%d\n", error != 0 ? error : driver.cuCtxCreate_v2(&context, 0, 0));
@@ -378,10 +379,10 @@ static void command(char* line) {
       crowd(first, atoi(second), atoi(third), size_of(fourth));
     } else if (strcmp(word, "pack") == 0) {
       pack(driver_library, atoi(first), atoi(second), atoi(third));
-    } else if (strcmp(word, "blocks") == 0) { /* of the packing driver, which no hook stands before */
+    } else if (strcmp(word, "blocks") == 0) { /* asks the packing driver, without a hook in front */
       int (*blocks)(void) = dlsym(driver_library, "packing_blocks");
       printf("0 %d\n", blocks());
-    } else if (strcmp(word, "taken") == 0) { /* likewise, of a device */
+    } else if (strcmp(word, "taken") == 0) { /* asks the packing driver about a device */
       int (*taken)(int) = dlsym(driver_library, "packing_taken");
       printf("0 %d\n", taken(atoi(first)));
     } else if (strcmp(word, "reserve_for_graphs") == 0) {
@@ -392,7 +393,7 @@ static void command(char* line) {
     } else if (strcmp(word, "errno") == 0) {
       unsigned long long address;
       errno = 7;
-      error = driver.cuMemAlloc_v2(&address, 1ull << 40); /* refused */
+      error = driver.cuMemAlloc_v2(&address, 1ull << 40); /* refused allocation */
       printf("%d %d\n", error == 2 ? 0 : error, errno);
     } else if (strcmp(word, "pairs") == 0) {
       pairs(atoi(first), size_of(second));
@@ -415,7 +416,7 @@ int main(int count, char** arguments) {
   static char line[4096];
   if (count < 2 || find_functions(arguments[1]) != 0) return 2;
   own_arguments = arguments;
-  setvbuf(stdin, NULL, _IONBF, 0); /* exec leaves what was not read */
+  setvbuf(stdin, NULL, _IONBF, 0); /* leaves unread input to exec */
   while (fgets(line, sizeof line, stdin) != NULL) {
     line[strcspn(line, "\n")] = '\0';
     command(line);

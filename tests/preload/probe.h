@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The driver as a program sees it: not by the declarations of what is tested.
+// The driver in a program's view, independent of the library's declarations.
 #ifndef VRAMBROKER_TESTS_PRELOAD_PROBE_H_
 #define VRAMBROKER_TESTS_PRELOAD_PROBE_H_
 
 #include <stddef.h>
 
-/* F(function, as cuGetProcAddress has it, of which version, its arguments) */
+/* F(function, name for cuGetProcAddress, version, arguments) */
 #define PROBE_FUNCTIONS(F)                                                                                  \
   F(cuInit, "cuInit", 2000, (unsigned int flags))                                                           \
   F(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, (void** context, int device))               \
@@ -78,7 +78,7 @@
   F(cuGraphDestroy, "cuGraphDestroy", 10000, (void* graph))                                                 \
   F(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, (int device))
 
-typedef unsigned long long address_t; /* or a handle of memory */
+typedef unsigned long long address_t; /* address, or a handle of memory */
 
 struct array {
   size_t width, height;
@@ -114,7 +114,7 @@ struct tile {
   unsigned int devices, flags, reserved[2];
 };
 
-/* Of memory by handle, and of a pool, which has the longer ones. */
+/* Properties of memory by handle, and of a pool. The pool's properties are longer. */
 struct properties {
   int type, handle_types, location_type, location;
   void* windows;
@@ -122,7 +122,7 @@ struct properties {
   unsigned char rest[64];
 };
 
-/* Describe a graph's node that allocates: alone, and as a node of any kind. */
+/* Parameters of a graph's allocating node: alone, and as a node of any kind. */
 struct allocation {
   int type, handle_types, location_type, location;
   void* windows;
@@ -159,27 +159,27 @@ struct thing {
   address_t address;
   address_t handle;
   size_t bytes;
-  void* array; /* or a pool, or a graph */
+  void* array; /* array, pool or graph */
   void* exec;
 };
 
-/* On the thread's device (set_current). Both return the driver's error (probe_kinds.c). */
+/* Allocates and frees on the thread's device (set_current). Returns the driver's error (probe_kinds.c). */
 int allocate_thing(struct thing* thing, const char* kind, size_t bytes);
 int free_thing(const struct thing* thing);
 unsigned long long size_of(const char* text);
-/* The thread's context is the primary one of the first device, or of this one. */
+/* Sets the thread's context: the primary context of the first device, or of the device chosen here. */
 void* set_current(void);
 void use_device_here(int device);
 int device_here(void);
 
-/* Threads that allocate and free (probe_crowd.c). */
+/* Runs threads with allocations and frees (probe_crowd.c). */
 void crowd(const char* kind, int threads, int times, unsigned long long bytes);
 void pack(void* packing_driver, int threads, int times, int limit);
 
 /* Allocates and frees by kind (probe_kinds.c), and prints the error. */
 void probe_kinds(const char* word, const char* first, const char* second);
 
-/* Likewise with signals, standard error and the program's end (probe_signals.c). 0: the word is none of those. */
+/* Handles signals, standard error and the program's end (probe_signals.c). 0: unknown word. */
 int probe_signals(const char* word, const char* first, const char* second);
 
 #endif  // VRAMBROKER_TESTS_PRELOAD_PROBE_H_

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// "crowd KIND THREADS TIMES BYTES": so many threads allocate and free at random, and keep what they have until the next
-// crowd. TIMES 0 frees it all. "0", how many bytes are held, and how many frees failed: nothing runs then.
+// "crowd KIND THREADS TIMES BYTES": threads allocate and free at random, and keep their memory until the next crowd.
+// TIMES 0 frees all memory. After the threads' end, prints "0", the held bytes, and the number of failed frees.
 //
-// "pack THREADS TIMES UNITS": the same with memory of every kind, on both devices of the packing driver, which looks at
-// each operation whether more than UNITS of a device is taken. "0", the looks that saw more, the most that was taken of
-// each device, and the frees that failed.
+// "pack THREADS TIMES UNITS": threads do the same with memory of every kind, on both devices of the packing driver. The
+// driver checks at each operation whether a device has more than UNITS taken units. Prints "0", the number of failed
+// checks, the most taken units of each device, and the number of failed frees.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -18,7 +18,7 @@
 enum { THREADS = 64, HELD = 8 };
 
 static struct member {
-  const char* kind; /* NULL: any */
+  const char* kind; /* NULL: any kind */
   int device;
   int times;
   unsigned long long bytes;
@@ -34,7 +34,7 @@ static void drop(struct member* member, int which) {
   member->holds[which] = 0;
 }
 
-/* The packing driver is told of each call. */
+/* Functions of the packing driver, called before and after each allocation. */
 static void (*begin)(const char* kind);
 static void (*done)(unsigned long long number);
 
@@ -75,7 +75,7 @@ static void* run_member(void* argument) {
   return NULL;
 }
 
-/* Returns how many frees failed. */
+/* Returns the number of failed frees. */
 static int run(const char* kind, int threads, int times, unsigned long long bytes, int devices) {
   pthread_t thread[THREADS];
   int failed = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// "alloc KIND BYTES", "free NUMBER": allocations are numbered from 0, those that failed as well. And what else is done
-// to memory.
+// "alloc KIND BYTES", "free NUMBER": allocations have numbers from 0, also failed allocations. Other commands use
+// memory in other ways.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -21,26 +21,26 @@ static void* other_context;
 static struct properties on_device(void) {
   struct properties properties;
   memset(&properties, 0, sizeof properties);
-  properties.type = 1;          /* pinned */
-  properties.location_type = 1; /* a device */
+  properties.type = 1;          /* pinned memory */
+  properties.location_type = 1; /* device */
   properties.location = device_here();
   return properties;
 }
 
-/* 4 KiB in a row of floats. */
+/* Returns an array with rows of floats, 4 KiB each. */
 static struct array3d array_of(size_t bytes) {
   return (struct array3d){1024, bytes / 4096, 0, 0x20, 1, 0};
 }
 
-/* "handle", of device 0, or "handle:TYPE:ID", of a location. */
+/* Creates memory: "handle" on the thread's device, "handle:TYPE:ID" at a location. */
 static int create(struct thing* thing) {
   struct properties properties = on_device();
   sscanf(thing->kind, "handle:%d:%d", &properties.location_type, &properties.location);
-  properties.handle_types = properties.location_type == 2 ? 0 : 1; /* a file descriptor */
+  properties.handle_types = properties.location_type == 2 ? 0 : 1; /* file descriptor */
   return driver.cuMemCreate(&thing->handle, thing->bytes, &properties, 0);
 }
 
-/* As PyTorch does: the mapping alone keeps the memory. */
+/* Maps memory like PyTorch: the mapping alone keeps the memory. */
 static int create_and_map(struct thing* thing) {
   int error = create(thing);
   if (error == 0) error = driver.cuMemAddressReserve(&thing->address, thing->bytes, 0, 0, 0);
@@ -49,7 +49,7 @@ static int create_and_map(struct thing* thing) {
   return error;
 }
 
-/* Of a pool of its own. */
+/* Allocates from a new pool. */
 static int create_pool(struct thing* thing) {
   const struct properties properties = on_device();
   int error = driver.cuMemPoolCreate(&thing->array, &properties);
@@ -59,7 +59,7 @@ static int create_pool(struct thing* thing) {
   return error;
 }
 
-/* A graph with a node that allocates, ready to run. */
+/* Makes an executable graph with an allocating node. */
 static int create_graph(struct thing* thing) {
   struct allocation allocation;
   void* node;
@@ -82,8 +82,8 @@ static int destroy_graph(const struct thing* thing) {
   return error != 0 ? error : driver.cuDeviceGraphMemTrim(device_here());
 }
 
-/* "map_beside COUNT BYTES": handles that are mapped side by side, and are one thing, to be unmapped at once.
- * "map_same": the same handle each time. */
+/* "map_beside COUNT BYTES": maps handles side by side as one thing, to be unmapped at once. "map_same": maps a single
+ * handle COUNT times. */
 static int map_beside(int handles, size_t bytes, int is_same) {
   struct thing* const all = &things[count++];
   struct thing each = {.kind = "handle", .bytes = bytes};
@@ -98,7 +98,7 @@ static int map_beside(int handles, size_t bytes, int is_same) {
   return error;
 }
 
-/* "unmap NUMBER:INDEX BYTES": one of them. */
+/* "unmap NUMBER:INDEX BYTES": unmaps one of the mappings. */
 static int unmap_one(const char* which, size_t bytes) {
   int number = 0;
   unsigned int index = 0;
@@ -106,7 +106,7 @@ static int unmap_one(const char* which, size_t bytes) {
   return driver.cuMemUnmap(things[number].address + index * bytes, bytes);
 }
 
-/* By the first functions, whose sizes and addresses have 32 bits. */
+/* Allocates by the first functions, with sizes and addresses of 32 bits. */
 static int allocate32(struct thing* thing) {
   const unsigned int bytes = (unsigned int)thing->bytes;
   const struct array32 array = {1024, bytes / 4096, 0x20, 1};
@@ -128,7 +128,7 @@ int allocate_thing(struct thing* thing, const char* kind, size_t bytes) {
   size_t pitch;
   snprintf(thing->kind, sizeof thing->kind, "%s", kind);
   thing->bytes = bytes;
-  if (sscanf(kind, "array:%i:%u", &array3d.format, &array3d.channels) == 2) { /* of a format */
+  if (sscanf(kind, "array:%i:%u", &array3d.format, &array3d.channels) == 2) { /* array with a format */
     return driver.cuArray3DCreate_v2(&thing->array, &array3d);
   }
   if (strstr(kind, "32") != NULL) return allocate32(thing);
@@ -187,8 +187,8 @@ static void call_when_gone(void (*function)(void)) {
   when_gone(function);
 }
 
-/* "unmap_and_reuse BYTES": memory that is mapped, and whose handle is another's as soon as it is unmapped. The other
- * memory is half as large, and stays until "free_another". */
+/* "unmap_and_reuse BYTES": unmaps memory, and at once creates other memory with the freed handle. The other memory is
+ * half as large, and stays until "free_another". */
 static int unmap_and_reuse(size_t bytes) {
   struct thing thing = {.kind = "mapped", .bytes = bytes};
   another = (struct thing){.kind = "handle", .bytes = bytes / 2};
@@ -201,7 +201,8 @@ static int unmap_and_reuse(size_t bytes) {
   return error != 0 ? error : another_failed;
 }
 
-/* "destroy_and_reuse BYTES": the same with a context, and memory of the same address in it. */
+/* "destroy_and_reuse BYTES": destroys a context with memory, and at once creates another context with the freed
+ * addresses. */
 static int destroy_and_reuse(size_t bytes) {
   void* context;
   struct thing thing;
@@ -215,7 +216,7 @@ static int destroy_and_reuse(size_t bytes) {
   return error != 0 ? error : another_failed;
 }
 
-/* A graph that allocates, and whose memory stays when it has run. */
+/* Runs a graph with an allocation. The graph's memory stays afterwards. */
 static int run_graph(size_t bytes) {
   void* graph;
   void* exec;
@@ -229,13 +230,13 @@ static int run_graph(size_t bytes) {
   return error != 0 ? error : driver.cuStreamSynchronize(stream);
 }
 
-/* "node_graph BYTES DEVICE", "any_node_graph BYTES DEVICE": the same, by a node that names the device. */
+/* "node_graph BYTES DEVICE", "any_node_graph BYTES DEVICE": makes a graph by an allocating node with a device. */
 static int make_node_graph(void** exec, address_t* address, size_t bytes, int device, int as_any) {
   struct node any;
   void* node;
   void* graph;
   memset(&any, 0, sizeof any);
-  any.type = 10; /* it allocates */
+  any.type = 10; /* allocation node */
   any.of.allocation.type = 1;
   any.of.allocation.location_type = 1;
   any.of.allocation.location = device;
@@ -258,7 +259,7 @@ static int run_node_graph(size_t bytes, int device, int as_any) {
   return error != 0 ? error : driver.cuMemFree_v2(address);
 }
 
-/* --- a stream that is held, and a thread that uses it --- */
+/* --- a held stream, and a thread using the stream --- */
 
 static sem_t may_go;
 static pthread_t worker;
@@ -296,8 +297,8 @@ static void* make_array_in_thread(void* unused) {
   return (void*)(size_t)allocate_thing(&thing, "array", worker_bytes);
 }
 
-/* "pool_thread BYTES", "launch_thread BYTES", "array_thread BYTES": a thread allocates from the pool, or launches a
- * graph that allocates, on the stream, or makes an array. "join": what it was told. */
+/* "pool_thread BYTES", "launch_thread BYTES", "array_thread BYTES": starts a thread. The thread allocates from the pool
+ * on the stream, launches an allocating graph on the stream, or makes an array. "join": prints the thread's error. */
 static int begin_thread(const char* word, size_t bytes) {
   void* (*const function)(void*) = *word == 'p'   ? allocate_in_thread
                                    : *word == 'l' ? launch_in_thread
@@ -312,8 +313,8 @@ static int join_thread(void) {
   return (int)(size_t)error;
 }
 
-/* "map_tile ARRAY HANDLE", "unmap_tile ARRAY": the first tile of a sparse array. "map_tiles": the first two, at once.
- */
+/* "map_tile ARRAY HANDLE", "unmap_tile ARRAY": maps or unmaps the first tile of a sparse array. "map_tiles": maps the
+ * first two tiles at once. */
 static int map_tiles(unsigned int tiles, const struct thing* array, const struct thing* memory) {
   struct tile tile;
   memset(&tile, 0, sizeof tile);
@@ -334,7 +335,7 @@ static int import_handle(const struct thing* from) {
   return error != 0 ? error : driver.cuMemImportFromShareableHandle(&thing->handle, (void*)(size_t)descriptor, 1);
 }
 
-/* What NVML says of the first GPU. */
+/* Prints NVML's figures of the first GPU. */
 static int management(const char* version) {
   struct {
     unsigned int version;
@@ -361,7 +362,7 @@ static int management(const char* version) {
   return error;
 }
 
-/* "default_pool", "current_pool" or "new_pool", for "TYPE:ID" and "managed" or nothing. */
+/* "default_pool", "current_pool" or "new_pool": selects a pool of the location "TYPE:ID", "managed" or not. */
 static int pool_at(const char* word, const char* location, const char* memory) {
   struct properties properties = on_device();
   sscanf(location, "%d:%d", &properties.location_type, &properties.location);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Signals, standard error and the end of a program, as programs have them.
+// Signals, standard error and the end of a program.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -43,11 +43,11 @@ static void* end_thread(void* nothing) {
 }
 
 int probe_signals(const char* word, const char* first, const char* second) {
-  if (strcmp(word, "handle") == 0) { /* a signal: its handler writes a line */
+  if (strcmp(word, "handle") == 0) { /* handles a signal; the handler writes a line */
     printf("%d\n", handle(first, tell));
-  } else if (strcmp(word, "ignore") == 0) { /* a signal */
+  } else if (strcmp(word, "ignore") == 0) { /* ignores a signal */
     printf("%d\n", handle(first, SIG_IGN));
-  } else if (strcmp(word, "jump") == 0) { /* allocates; the signal's handler jumps out of it */
+  } else if (strcmp(word, "jump") == 0) { /* allocates; the signal's handler jumps out of the call */
     address_t address;
     handle(first, jump);
     if (sigsetjmp(target, 1) == 0) {
@@ -55,9 +55,9 @@ int probe_signals(const char* word, const char* first, const char* second) {
     } else {
       printf("jumped\n");
     }
-  } else if (strcmp(word, "open") == 0) { /* its descriptor */
+  } else if (strcmp(word, "open") == 0) { /* opens a file, and prints its descriptor */
     printf("0 %d\n", open(first, O_WRONLY | O_CREAT | (strcmp(second, "append") == 0 ? O_APPEND : 0), 0600));
-  } else if (strcmp(word, "pthread_exit") == 0) { /* the main thread ends before another one */
+  } else if (strcmp(word, "pthread_exit") == 0) { /* ends the main thread before another thread */
     pthread_t thread;
     atexit(say_end);
     pthread_create(&thread, NULL, end_thread, NULL);

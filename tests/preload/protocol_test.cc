@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a program asks of a daemon, with one that is played: how often, in which units, and what it does with wrong
-// answers.
+// A program's requests to a played daemon: their number, their units, and the handling of wrong answers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -25,7 +24,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// On a driver that puts small allocations together.
+// Runs programs on a driver packing small allocations.
 class PreloadProtocol : public PreloadTest {
  protected:
   Program RunPacking(const PlayedDaemon& daemon, const Environment& more = {}) const {
@@ -40,7 +39,7 @@ class PreloadProtocol : public PreloadTest {
 TEST_F(PreloadProtocol, SmallAllocationsShareUnits) {
   PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
   Program program = RunPacking(daemon);
-  for (int i = 0; i < 12; ++i) EXPECT_EQ(program.Ask("alloc plain 512K"), "0") << i;  // three blocks
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(program.Ask("alloc plain 512K"), "0") << i;  // fills three blocks
   EXPECT_EQ(daemon.charged(), 6 * kMiB);
   EXPECT_EQ(daemon.Calls(VRAMBROKER_COUNT_CHARGE), 3) << "one for each unit";
   EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
@@ -69,7 +68,7 @@ TEST_F(PreloadProtocol, ABlockCountsUntilItsLastAllocationIsFreed) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
-// Two are in a unit. A thread waits for a second one.
+// Two arrays share a unit. A thread waits for a second unit.
 TEST_F(PreloadProtocol, AnArrayThatWaitsIsNotInTheWayOfOneThatHasRoom) {
   PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
   Program program = RunPacking(daemon, {{"VRAMBROKER_WAIT", "10m"}});
@@ -87,7 +86,7 @@ TEST_F(PreloadProtocol, AnArrayThatWaitsIsNotInTheWayOfOneThatHasRoom) {
   EXPECT_EQ(daemon.charged(), 8 * kMiB);
 }
 
-// Its neighbour in the unit ends while the daemon is asked for another unit.
+// An array of the first unit is freed while the daemon is asked for another unit.
 TEST_F(PreloadProtocol, AnArrayThatIsRefusedAUnitTakesTheRoomInAnother) {
   PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
   Program program = RunPacking(daemon, {{"VRAMBROKER_WAIT", "10m"}});
@@ -108,7 +107,7 @@ TEST_F(PreloadProtocol, PairsOfSmallAllocationsMakeFewCalls) {
   Program program = RunPacking(daemon);
   EXPECT_EQ(program.Ask("pairs 10000 64K").substr(0, 2), "0 ");
   EXPECT_EQ(program.Ask("pairs 10000 2M").substr(0, 2), "0 ");
-  // Slack that nothing has needed for a while goes back, and that may be in between.
+  // Unused slack goes back after a while, possibly between two pairs.
   EXPECT_LE(daemon.Calls(VRAMBROKER_COUNT_CHARGE), 10);
 }
 
@@ -129,7 +128,7 @@ TEST_F(PreloadProtocol, ADaemonThatIsBusyIsAskedAgain) {
   EXPECT_GE(daemon.Calls(VRAMBROKER_COUNT_CHARGE), 4);
 }
 
-// Else it would seem not to serve the device, and what is held there would not be counted.
+// A device without an answer would seem not served, and memory held there would not be counted.
 TEST_F(PreloadProtocol, ADaemonThatIsBusyWhenASessionBeginsIsAskedAgain) {
   PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   daemon.SetBusy(VRAMBROKER_COUNT_INFO, 2);
@@ -145,7 +144,7 @@ TEST_F(PreloadProtocol, ADaemonThatIsBusyWhenASessionBeginsIsAskedAgain) {
   EXPECT_EQ(daemon.Calls(VRAMBROKER_COUNT_HOLD), 3);
 }
 
-// The daemon never gets so far as to say which devices it has.
+// The daemon does not name its devices.
 TEST_F(PreloadProtocol, WhileASessionBeginsNothingIsTaken) {
   PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   Program program = RunPacking(daemon, {{"VRAMBROKER_RECONNECT", "300ms"}});
@@ -194,7 +193,7 @@ TEST_F(PreloadProtocol, AnOlderDaemonServesProgramsThatAskItForNothingNewer) {
   }
 }
 
-// Memory of the device that a pool already holds counts, too.
+// Memory already held by a pool of the device counts, too.
 TEST_F(PreloadProtocol, PoolsOfADeviceThatIsServedLaterAreCountedFromThen) {
   PlayedDaemon daemon(std::vector<std::string>{kPackingUuid, kSecondPackingUuid}, 64 * kMiB);
   daemon.set_distort([](const PlayedDaemon::Request& request, PlayedDaemon::Answer answer) {
@@ -214,11 +213,11 @@ TEST_F(PreloadProtocol, PoolsOfADeviceThatIsServedLaterAreCountedFromThen) {
   EXPECT_GE(daemon.charged(0), 40 * kMiB);
 }
 
-// --- Daemons that answer wrongly: as if there were none, and never in a hot loop ---
+// --- Daemons with wrong answers: handled like a missing daemon, and never in a hot loop ---
 
 class PreloadHostile : public PreloadProtocol, public ::testing::WithParamInterface<uint32_t> {
  protected:
-  // What comes of an allocation with a daemon that answers a call wrongly.
+  // Checks an allocation with a daemon giving wrong answers to a call.
   void Expect(const PlayedDaemon::Distort& distort) {
     PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
     daemon.set_distort([&](const PlayedDaemon::Request& request, const PlayedDaemon::Answer& answer) {
@@ -292,7 +291,7 @@ TEST_F(PreloadProtocol, ADaemonThatHangsUpIsNoEnd) {
   EXPECT_EQ(program.Ask("info"), Info(4, 64));
 }
 
-// The daemon has counted what the program never learned of.
+// The daemon has counted an allocation unknown to the program.
 TEST_F(PreloadProtocol, AfterALostConnectionTheSessionGoesOnAsItWas) {
   PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   std::atomic<int> hellos_with_token = 0;
@@ -313,7 +312,7 @@ TEST_F(PreloadProtocol, AfterALostConnectionTheSessionGoesOnAsItWas) {
   EXPECT_EQ(least_charged, 20 * kMiB) << "what the program held was counted all the time";
 }
 
-// The daemon that was started again knows nothing of what the earlier one has granted.
+// The restarted daemon does not know the earlier daemon's grants.
 TEST_F(PreloadProtocol, WhatAnEarlierSessionIsGrantedDoesNotCount) {
   PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   daemon.set_distort([](const PlayedDaemon::Request& request, PlayedDaemon::Answer answer) {
@@ -334,7 +333,7 @@ TEST_F(PreloadProtocol, WhatAnEarlierSessionIsGrantedDoesNotCount) {
   EXPECT_EQ(daemon.charged(), 40 * kMiB) << "it was asked again";
 }
 
-// Not even while the new one begins.
+// The slack is gone even while the new session begins.
 TEST_F(PreloadProtocol, SlackOfAnEarlierSessionIsNone) {
   PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   Program program = RunPacking(daemon, {{"VRAMBROKER_RECONNECT", "300ms"}});
@@ -351,7 +350,6 @@ TEST_F(PreloadProtocol, SlackOfAnEarlierSessionIsNone) {
   EXPECT_EQ(daemon.charged(), 2 * kMiB);
 }
 
-// An operator has ended the session: its process gets no other one, and is told so at once.
 TEST_F(PreloadProtocol, WhyADaemonHasNoRoomForAConnectionIsSaid) {
   PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
   daemon.set_distort([](const PlayedDaemon::Request& request, const PlayedDaemon::Answer& answer) {
@@ -378,6 +376,7 @@ TEST_F(PreloadProtocol, AProgramWithoutDescriptorsIsRefusedAtOnce) {
   EXPECT_THAT(program.ErrorText(), HasSubstr("the played daemon has no more"));
 }
 
+// An operator has ended the session. The process gets no other session, and learns the reason at once.
 TEST_F(PreloadProtocol, AnEndedSessionIsNotWaitedFor) {
   PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   Program program = RunPacking(daemon);
@@ -395,7 +394,7 @@ TEST_F(PreloadProtocol, AnEndedSessionIsNotWaitedFor) {
   EXPECT_EQ(program.Ask("free 0"), "0");
 }
 
-// More than was asked for, or nonsense in the figures, changes what the program is told, and nothing else.
+// Excessive amounts or nonsense in the figures change only the figures told to the program.
 TEST_F(PreloadProtocol, WildFiguresDoNoHarm) {
   PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   daemon.set_distort([](const auto&, auto answer) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Programs that know nothing of vrambroker, under libvrambroker-preload.so, with a daemon on the substitute's GPUs.
+// Programs unaware of vrambroker, under libvrambroker-preload.so, with a daemon on the substitute's GPUs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -52,7 +52,7 @@ TEST_F(PreloadRoutes, PythonIsHeldToItsLimit) {
   }
 }
 
-// What the driver has not, a program does not find because of the library.
+// The library adds no function missing in the driver.
 TEST_F(PreloadRoutes, WhatIsMissingStaysMissing) {
   Environment environment = Preloaded();
   environment[1].second = FolderOf(paths::kOldDriver);
@@ -76,8 +76,8 @@ TEST_F(PreloadRoutes, WithoutADriverNoneOfItsFunctionsIsFound) {
   EXPECT_EQ(linked.Ask("find cuNoSuchFunction"), "0 no error");
 }
 
-// Others claim every name that begins with "cu", and recurse (HAMi-core #215); a second library before dlsym breaks
-// them.
+// Other interposers claim every name beginning with "cu", and recurse (HAMi-core #215). A second library in front of
+// dlsym breaks such interposers.
 TEST_F(PreloadRoutes, AnotherPreloadedLibraryWorks) {
   StartDaemon("64MiB");
   const std::string ours = paths::kPreload;
@@ -93,7 +93,7 @@ TEST_F(PreloadRoutes, AnotherPreloadedLibraryWorks) {
   }
 }
 
-// RTLD_NEXT is the caller's next library, not this one's.
+// RTLD_NEXT means the next library after the caller, not after this library.
 TEST_F(PreloadRoutes, NextMeansTheCallersNext) {
   Program program = Run("none");
   EXPECT_EQ(program.Ask("next getpid"), "0 yes");

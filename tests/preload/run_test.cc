@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl run with the library: the limit of a tree of processes, waiting, figures, and that it all ends with the
+// vramctl run with the library: the limit of a tree of processes, waits, figures, and the end of a claim with its
 // program.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,16 +26,16 @@ using ::testing::HasSubstr;
 class PreloadRun : public PreloadTest {
  protected:
   using Json = nlohmann::json;
-  static constexpr int kDevice = 1;  // of the daemon: the first one of a program
+  static constexpr int kDevice = 1;  // number of a program's first device in the daemon
 
-  // As for programs, without the library: vramctl finds that.
+  // Returns a program's environment without the library, because vramctl finds the library.
   Environment Plain() const {
     Environment environment = Preloaded();
     std::erase_if(environment, [](const auto& variable) { return variable.first == "LD_PRELOAD"; });
     return environment;
   }
   static std::string Probe() { return absl::StrCat(paths::kPreloadProbe, " dlsym"); }
-  // A script of the shell, in a claim.
+  // Runs a shell script in a claim.
   Program RunScript(const Arguments& flags, const std::string& script) const {
     Arguments command = {VramctlProgram(), "run"};
     command.insert(command.end(), flags.begin(), flags.end());
@@ -53,7 +53,7 @@ class PreloadRun : public PreloadTest {
 
 TEST_F(PreloadRun, ItsProcessesShareOneLimitAndSeeIt) {
   StartDaemon("64MiB");
-  // The first probe ends when it has read three lines. A second one runs when that has allocated.
+  // The first probe ends after three lines. A second probe runs after the first probe's allocation.
   const std::string script =
       absl::StrCat("sed -u 3q | ", Probe(), " | while read -r line; do echo \"$line\"; [ \"$line\" != 0 ] || ",
                    "printf 'alloc plain 16M\\nalloc plain 8M\\n' | ", Probe(), "; done");
@@ -108,7 +108,7 @@ TEST_F(PreloadRun, TwoProgramsInOneClaimShareItsLimit) {
   EXPECT_EQ(first.Ask("alloc plain 4M"), "0");
 }
 
-// One that the new daemon has not heard of yet holds most of the claim's limit.
+// A program still unknown to the new daemon holds most of the claim's limit.
 TEST_F(PreloadRun, ARestartedDaemonGivesNobodyWhatOthersHold) {
   StartDaemon("64MiB");
   ASSERT_EQ(RunProgram({VramctlProgram(), "claim", "create", "team", "--limit=40MiB"}, Plain()).exit_code, 0);
@@ -122,7 +122,7 @@ TEST_F(PreloadRun, ARestartedDaemonGivesNobodyWhatOthersHold) {
   daemon().Kill();
   other.Tell("alloc plain 20M");
   ASSERT_TRUE(daemon().Restart().ok());
-  // By the log: the daemon awaits those that it knows of for a time, in which no program need start.
+  // Reads the log, and starts no program: the daemon awaits known sessions only for a time.
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon().log(), "session opened"); })) << "it comes, and waits";
   kill(pid, SIGCONT);
   EXPECT_EQ(other.Hear(), "2");
@@ -130,7 +130,7 @@ TEST_F(PreloadRun, ARestartedDaemonGivesNobodyWhatOthersHold) {
   EXPECT_EQ(holder.Ask("alloc plain 2M"), "2");
 }
 
-// The daemon counts it still, and gives nothing that it holds to others.
+// The daemon still counts the program, and gives the program's memory to no other program.
 TEST_F(PreloadRun, AfterAKillOfVramctlTheProgramIsCountedUntilItEnds) {
   StartDaemon("64MiB");
   Program program = RunScript({"--limit=24MiB"}, Probe() + "; true");
@@ -145,7 +145,7 @@ TEST_F(PreloadRun, AfterAKillOfVramctlTheProgramIsCountedUntilItEnds) {
   EXPECT_TRUE(WaitFor([&] { return Ctl({"claim", "ls"})["claims"].empty(); }));
 }
 
-// Its first use of the GPU comes while the daemon is away: that is no way around the limit, and no error.
+// The program first uses the GPU while the daemon is away. The limit still holds, and no error occurs.
 TEST_F(PreloadRun, AProgramThatBeginsWhileTheDaemonStartsAgainWaitsForIt) {
   for (const Arguments& flags : std::vector<Arguments>{{"--limit=8MiB"}, {"--limit=8MiB", "--if-available"}}) {
     StartDaemon("64MiB");
@@ -154,7 +154,7 @@ TEST_F(PreloadRun, AProgramThatBeginsWhileTheDaemonStartsAgainWaitsForIt) {
     daemon().Kill();
     program.Tell("go\ngetpid\nalloc plain 4M");
     const std::string pid(absl::StripPrefix(program.Hear(), "0 "));
-    // It allocates next. Then it waits for the daemon, or for what it is told next.
+    // The program allocates next. Then the program sleeps, waiting for the daemon or for the next command.
     EXPECT_TRUE(WaitFor([&] { return StateOfThread(pid, pid) == 'S'; }));
     ASSERT_TRUE(daemon().Restart().ok());
     EXPECT_EQ(program.Hear(), "0") << program.ErrorText();
@@ -184,7 +184,7 @@ TEST_F(PreloadRun, ItUsesTheDevicesOfItsClaimAndThoseThatItNames) {
     Program program = RunScript({device, device, "--limit=24MiB", "--per-process"}, "exec " + Probe());
     EXPECT_EQ(program.Ask("info"), Info(24, 24)) << device;
   }
-  // Who chooses others is refused, and told why: the daemon's device 0 is the program's second one.
+  // A program choosing other devices is refused, with a reason: the daemon's device 0 is the program's second device.
   Program named = RunScript({"--device=0", "--per-process"}, "CUDA_VISIBLE_DEVICES=0 exec " + Probe());
   EXPECT_EQ(named.Ask("alloc plain 4M"), "2");
   EXPECT_THAT(named.ErrorText(), HasSubstr("named other devices: 0"));

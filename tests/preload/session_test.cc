@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A program's session: its end, its children, other programs that wait, descriptors that it loses, a daemon that goes
-// and comes.
+// A program's session: its end, its children, other waiting programs, lost descriptors, and a restart of the daemon.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -34,7 +33,7 @@ class PreloadSession : public PreloadTest {
   }
 };
 
-// --- Without a daemon ---
+// --- Missing daemons ---
 
 TEST_F(PreloadSession, WithoutADaemonAllocationsAreRefusedAndSaidWhy) {
   Program program = Run("dlsym", {{"VRAMBROKER_SOCKET_DIR", "/nowhere"}});
@@ -65,7 +64,7 @@ TEST_F(PreloadSession, IfAvailableMeansThatAProgramRunsWithoutADaemon) {
   EXPECT_THAT(program.ErrorText(), HasSubstr("is not counted: VRAMBROKER_IF_AVAILABLE is set"));
 }
 
-// It has left its socket.
+// The killed daemon leaves its socket behind.
 TEST_F(PreloadSession, ADaemonThatWasKilledIsWaitedFor) {
   StartDaemon("64MiB");
   daemon().Kill();
@@ -82,7 +81,7 @@ TEST_F(PreloadSession, ADaemonThatWasKilledIsWaitedFor) {
   EXPECT_EQ(program.Hear(), "0");
 }
 
-// By another path, as a container has it. It leaves the claim's sockets.
+// The claim's directory has another path, as in a container. The stopped daemon leaves the claim's sockets behind.
 TEST_F(PreloadSession, ADaemonThatStopsIsWaitedForInAClaimsDirectory) {
   StartDaemon("64MiB");
   ASSERT_EQ(
@@ -146,7 +145,7 @@ TEST_F(PreloadSession, AGuaranteeIsAskedForAsOthersDo) {
   EXPECT_THAT(wrong.ErrorText(), HasSubstr("VRAMBROKER_GUARANTEE: 'much' is not a share or a size"));
 }
 
-// Devices keep guarantees for those programs alone that name them. A program's first device is the daemon's device 1.
+// Devices keep guarantees only for programs naming the device. A program's first device is the daemon's device 1.
 TEST_F(PreloadSession, AProgramNamesItsDevices) {
   StartDaemon("64MiB", R"(rules { guarantee { fraction: 0.4 } limit { fraction: 1 } })");
   const auto run = [&](const std::string& devices, const std::string& visible) {
@@ -180,10 +179,10 @@ TEST_F(PreloadSession, AFractionIsOfTheCapacity) {
   }
 }
 
-// So that its context is nobody else's.
+// The session makes the context's memory known as the program's.
 TEST_F(PreloadSession, AContextBeginsTheSession) {
   StartDaemon("64MiB");
-  for (const std::string how : {"synchronize" /* in the primary context */, "own_context"}) {
+  for (const std::string how : {"synchronize" /* uses the primary context */, "own_context"}) {
     Program program = Run("dlsym", {{"VRAMBROKER_NAME", how}});
     EXPECT_EQ(program.Ask(how), "0");
     EXPECT_THAT(Sessions(), HasSubstr(how));
@@ -196,7 +195,7 @@ TEST_F(PreloadSession, AContextNeedsNoDaemon) {
   EXPECT_EQ(program.ErrorText(), "");
 }
 
-// As long as it runs: the next daemon knows of it without being asked.
+// A running program joins the next daemon without a request.
 TEST_F(PreloadSession, AProgramThatHoldsNothingComesBack) {
   StartDaemon("64MiB");
   Program program = Run("dlsym");
@@ -226,7 +225,7 @@ TEST_F(PreloadSession, ThreadsAndProcessesRaceAndNoneGetsTooMuch) {
   EXPECT_EQ(UsedOnMachine() - before, 64 * kMiB);
 }
 
-// Also when the daemon goes and comes back meanwhile.
+// The daemon restarts meanwhile.
 TEST_F(PreloadSession, WhatThreadsAllocateAndFreeAtRandomAddsUp) {
   StartDaemon("64MiB");
   const uint64_t before = UsedOnMachine();
@@ -243,7 +242,7 @@ TEST_F(PreloadSession, WhatThreadsAllocateAndFreeAtRandomAddsUp) {
   EXPECT_TRUE(WaitFor([&] { return programs[0].Ask("alloc plain 64M") == "0"; })) << "no slack is kept for long";
 }
 
-// Or all others would wait for it, as they would for none on a GPU.
+// A stop within a call would make all other programs wait, unlike on a GPU.
 TEST_F(PreloadSession, AProgramIsStoppedOutsideOfTheSubstitutesCalls) {
   Program program = Run("dlsym", {{"LD_PRELOAD", ""}});
   const auto is_in_a_call = [&] { return cuda_substitute::HoldsLock(machine(), program.process().pid()); };
@@ -289,13 +288,13 @@ TEST_F(PreloadSession, APoolWaitsUntilAnotherProgramEnds) {
   EXPECT_EQ(other.Hear(), "0");
 }
 
-// Also for a program that does not wait.
+// Cached memory comes back even for a program without a wait.
 TEST_F(PreloadSession, OthersGiveBackWhatTheyOnlyCache) {
   StartDaemon("64MiB");
   absl::StatusOr<ClientProcess> cache = ClientProcess::Connect(daemon().socket_dir(), "cache");
   ASSERT_TRUE(cache.ok()) << cache.status();
   ASSERT_TRUE(cache->Call(absl::StrCat("alloc ", 60 * kMiB)).ok());
-  Program program = Run("dlsym", {{"CUDA_VISIBLE_DEVICES", "1"}});  // the daemon's first one, as its client has
+  Program program = Run("dlsym", {{"CUDA_VISIBLE_DEVICES", "1"}});  // daemon's first device, also the client's device
   EXPECT_EQ(program.Ask("alloc plain 40M"), "2") << "it is in use";
   ASSERT_TRUE(cache->Call("free 0").ok());
   EXPECT_EQ(program.Ask("alloc plain 40M"), "0");
@@ -315,7 +314,7 @@ TEST_F(PreloadSession, AChildIsASessionOfItsOwn) {
   StartDaemon("64MiB");
   for (const std::string how : {"fork", "clone"}) {
     Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", "16MiB"}});
-    // The parent has a session, and has not used the GPU: otherwise the child could not.
+    // The parent has a session, but has not used the GPU. After the parent's use, a child could not use the GPU.
     EXPECT_THAT(program.Ask("nvml 1"), StartsWith("0 "));
     EXPECT_EQ(program.Ask(how + " alloc plain 16M"), "0");
     EXPECT_EQ(program.Ask(how + " alloc plain 18M"), "2");
@@ -333,7 +332,7 @@ TEST_F(PreloadSession, AnotherProgramInTheSameProcessBeginsAnew) {
   EXPECT_EQ(program.Ask("alloc plain 16M"), "0");
 }
 
-// Which may not use the GPU at all, and would say nothing.
+// The next program may never use the GPU, and so never report its state.
 TEST_F(PreloadSession, AnotherProgramInTheSameProcessIsNotChargedForTheFirstOne) {
   StartDaemon("64MiB");
   Program program = Run("dlsym");
@@ -345,7 +344,7 @@ TEST_F(PreloadSession, AnotherProgramInTheSameProcessIsNotChargedForTheFirstOne)
   EXPECT_TRUE(program.process().Running());
 }
 
-// --- What programs and daemons do ---
+// --- Actions of programs and daemons ---
 
 TEST_F(PreloadSession, AProgramThatClosesAllDescriptorsIsCountedFurther) {
   StartDaemon("64MiB");
@@ -366,7 +365,7 @@ TEST_F(PreloadSession, ADaemonThatIsStartedAgainLearnsWhatIsHeld) {
   EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
   daemon().Kill();
   EXPECT_EQ(program.Ask("free 0"), "0") << "needs no daemon";
-  program.Tell("alloc plain 14M");  // waits for one
+  program.Tell("alloc plain 14M");  // waits for a daemon
   ASSERT_TRUE(daemon().Restart().ok());
   EXPECT_EQ(program.Hear(), "2");
   EXPECT_EQ(program.Ask("info"), Info(12, 32));
@@ -374,7 +373,7 @@ TEST_F(PreloadSession, ADaemonThatIsStartedAgainLearnsWhatIsHeld) {
   EXPECT_EQ(program.Ask("info"), Info(0, 32));
 }
 
-// Nothing is asked for meanwhile: the new daemon learns of it by itself.
+// The program makes no request meanwhile. The library tells the new daemon about the memory by itself.
 TEST_F(PreloadSession, AnIdleProgramTellsANewDaemonWhatItHolds) {
   StartDaemon("64MiB");
   Program program = Run("dlsym");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Signals while a program waits, what becomes of its standard error, and its end: with a daemon that is played.
+// Signals during a program's wait, its standard error, and its end, with a played daemon.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ class PreloadSignals : public PreloadTest {
     return Program(
         ChildProcess::Start({paths::kPreloadProbe, "dlsym"}, Surroundings(daemon_.socket_dir(), more)).value());
   }
-  // As `before` leaves its descriptors; `redirections` as a shell has them.
+  // Runs a probe with the descriptors left by the script `before`, and with `redirections` in shell syntax.
   Program RunRedirected(const std::string& socket_dir, const std::string& before,
                         const std::string& redirections) const {
     const std::string script = absl::StrCat(before, "exec env LD_PRELOAD=", paths::kPreload, " ", paths::kPreloadProbe,
@@ -53,7 +53,7 @@ class PreloadSignals : public PreloadTest {
     return Program(
         ChildProcess::Start({"/bin/sh", "-c", script}, Surroundings(socket_dir, {{"LD_PRELOAD", ""}})).value());
   }
-  // The daemon says nothing to this call.
+  // Makes the daemon give no answer to this call.
   void BeSilentTo(uint32_t call) {
     daemon_.set_distort([call](const PlayedDaemon::Request& request, const PlayedDaemon::Answer& answer) {
       return request.call == call ? std::nullopt : std::optional(PlayedDaemon::Bytes(answer));
@@ -96,7 +96,7 @@ TEST_F(PreloadSignals, CtrlCEndsAWaitForADaemon) {
   EXPECT_EQ(program.Hear(), "2");
 }
 
-// As profilers, timers and ends of children send them.
+// Profilers, timers and ending children send such signals.
 TEST_F(PreloadSignals, OtherSignalsAreHandledAndTheWaitGoesOn) {
   std::atomic<bool> waits = false;
   absl::Notification go;
@@ -120,7 +120,7 @@ TEST_F(PreloadSignals, OtherSignalsAreHandledAndTheWaitGoesOn) {
   EXPECT_EQ(program.Hear(), "0");
 }
 
-// A number of /proc/PID/status.
+// Reads a number from /proc/PID/status.
 uint64_t StatusOf(Program& program, const std::string& name, bool is_hexadecimal = false) {
   std::ifstream file(absl::StrCat("/proc/", program.process().pid(), "/status"));
   uint64_t number = 0;
@@ -132,7 +132,7 @@ uint64_t StatusOf(Program& program, const std::string& name, bool is_hexadecimal
   return number;
 }
 
-// As a program under nohup whose terminal hangs up: the signal is kept while the daemon is asked.
+// A program under nohup ignores the hangup of its terminal. The signal stays pending during a call to the daemon.
 TEST_F(PreloadSignals, AnIgnoredSignalEndsNoCall) {
   Program program = RunPacking();
   EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
@@ -162,14 +162,14 @@ TEST_F(PreloadSignals, AHandlerThatJumpsOutOfACallLeavesNoLock) {
   EXPECT_EQ(program.Ask("alloc plain 4M"), "0");
 }
 
-// Its thread's next wait closes it.
+// The thread's next wait closes the abandoned wait.
 TEST_F(PreloadSignals, AWaitThatAHandlerHasLeftIsGivenUp) {
   StartDaemon("64MiB");
   Program one = Run("dlsym");
   EXPECT_EQ(one.Ask("alloc plain 60M"), "0");
   Program other = Run("dlsym", {{"VRAMBROKER_WAIT", "10m"}});
   EXPECT_EQ(other.Ask("alloc plain 2M"), "0");
-  const auto waits = [&] {  // how much of it
+  const auto waits = [&] {  // sessions, with the amount of each wait
     return RunProgram({VramctlProgram(), "sessions", "--socket_dir=" + daemon().socket_dir()}).out;
   };
   other.Tell(absl::StrCat("jump ", SIGUSR1, " 20"));
@@ -183,7 +183,7 @@ TEST_F(PreloadSignals, AWaitThatAHandlerHasLeftIsGivenUp) {
   EXPECT_EQ(other.Ask("info"), Info(54, 64));
 }
 
-// The daemon would not notice that the parent gives its wait up.
+// An inherited connection would hide the end of the parent's wait from the daemon.
 TEST_F(PreloadSignals, AChildHasNoConnectionOfItsParentsThreads) {
   BeSilentTo(VRAMBROKER_COUNT_WAIT);
   Program program = RunPacking({{"VRAMBROKER_WAIT", "10m"}});
@@ -194,7 +194,7 @@ TEST_F(PreloadSignals, AChildHasNoConnectionOfItsParentsThreads) {
   EXPECT_EQ(program.Ask("fork census"), of_child);
 }
 
-// Functions of the driver are no cancellation points.
+// The driver's functions are no cancellation points.
 TEST_F(PreloadSignals, AThreadIsNotCancelledWhileItWaits) {
   Program program = RunPacking({{"VRAMBROKER_WAIT", "10m"}});
   daemon_.HoldBack(VRAMBROKER_COUNT_WAIT);

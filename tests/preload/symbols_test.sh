@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# What libvrambroker-preload.so needs: nothing but the C library, of 2.17 or later. What it exports: hooks, dlsym and dlvsym.
-# Usage: symbols_test.sh LIBRARY
+# libvrambroker-preload.so needs nothing but the C library, of version 2.17 or later. The library exports hooks, dlsym
+# and dlvsym. Usage: symbols_test.sh LIBRARY
 set -eu
 library=$1
 fail() {

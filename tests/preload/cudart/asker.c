@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Asks the driver for the functions that its arguments name, by both resolvers, of every version of CUDA that changed
-// something, and with all flags. The witness writes down what it is answered.
+// Asks the driver for the functions named by its arguments: by both resolvers, for every CUDA version with a change,
+// and with all flags. The witness records the answers.
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>

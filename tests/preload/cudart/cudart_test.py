@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every function that the real CUDA runtime asks the driver for, and what it is answered, with libvrambroker-preload.so and without.
+"""Compares the driver's answers to the real CUDA runtime, with libvrambroker-preload.so and without.
 
 Usage: cudart_test.py DRIVER PRELOAD WITNESS ASKER PROGRAM...
 
-The answers must be the same but for one thing: where the driver gives a function that the library stands before, the library's
-function of the same name is given, whatever name, version and flags were asked with. What the driver does not have stays missing.
+The answers differ only for functions with a hook. The library answers with its own function of the driver's function
+name, whatever name, version and flags the question has. A function missing in the driver stays missing.
 """
 import os
 import subprocess
@@ -21,7 +21,7 @@ def exported(library):
 
 
 def answers(arguments, driver, preload, folder):
-    """{question: answer}, and what the program printed."""
+    """Returns {question: answer}, and the program's output."""
     path = os.path.join(folder, "witness")
     environment = {**os.environ, "LD_LIBRARY_PATH": os.path.dirname(driver), "LD_PRELOAD": ":".join(preload), "WITNESS": path,
                    "VRAMBROKER_SOCKET_DIR": os.path.join(folder, "nobody"), "VRAMBROKER_IF_AVAILABLE": "1"}
@@ -39,7 +39,7 @@ def answers(arguments, driver, preload, folder):
 
 
 def compare(what, alone, preloaded, hooks):
-    """The number of questions, of those that were answered with a hook, and what is wrong."""
+    """Returns the number of questions, the number of answers with a hook, and a list of faults."""
     wrong, hooked = [], 0
     if set(alone) != set(preloaded):
         wrong += [f"asked only without it: {' '.join(each)}" for each in set(alone) - set(preloaded)]
@@ -70,7 +70,7 @@ def main():
             asked, hooked, wrong = compare(what, alone, preloaded, hooks)
             if said != said_alone:
                 wrong.append(f"it printed\n{said}instead of\n{said_alone}")
-            # Otherwise this test would see nothing.
+            # A blind witness would make this test pass without a check.
             if asked < 300 or hooked < 5:
                 wrong.append("too few questions: does the witness still see the runtime's?")
             failures += [f"{what}: {each}" for each in wrong]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A program on the real CUDA runtime: linked to it statically or not, with the legacy default stream or one for each
-// thread. Built once for each. What the runtime asks of the driver counts (witness.c), not how far it comes on the
-// substitute.
+// A program on the real CUDA runtime. Its builds differ in the runtime's linking, static or dynamic, and in the default
+// stream, legacy or per thread. Only the runtime's questions to the driver matter (witness.c), not the runtime's
+// success on the substitute.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
@@ -19,7 +19,7 @@ int main() {
   std::printf("cudaMallocManaged: %d\n", cudaMallocManaged(&memory, 1 << 20));
   std::printf("cudaStreamCreate: %d\n", cudaStreamCreate(&stream));
   std::printf("cudaMallocAsync: %d\n", cudaMallocAsync(&memory, 1 << 20, stream));
-  // What libraries ask the runtime for.
+  // Asks the runtime for functions, as libraries do.
   for (const char* const name :
        {"cuMemAlloc", "cuMemFree", "cuMemGetInfo", "cuMemCreate", "cuMemAllocAsync", "cuGetProcAddress"}) {
     for (const unsigned int version : {11040U, 12000U, 13000U}) {

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes down what a program asks of the driver, and what it is answered: an LD_PRELOAD library that stands before
-// dlsym, and before the driver's cuGetProcAddress and cuGetProcAddress_v2. A line to the file WITNESS for each new
-// question:
+// Records a program's questions to the driver, and the answers. An LD_PRELOAD library in front of dlsym, and of the
+// driver's cuGetProcAddress and cuGetProcAddress_v2. Writes a line to the file WITNESS for each question:
 //
 //     HOW NAME VERSION FLAGS ERROR STATUS ANSWER
 //
-// ANSWER is "-" for NULL, or the file of the library and the function's name. Not for programs with several threads.
+// ANSWER is "-" for NULL, or the library's file and the function's name. Supports programs with one thread only.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -56,7 +55,7 @@ static void write_down(const char* how, const char* name, int version, uint64_t 
 static int witness_get(const char* name, void** function, int version, uint64_t flags);
 static int witness_get_v2(const char* name, void** function, int version, uint64_t flags, int* status);
 
-/* What comes after this must be seen, too. `is_second`: which of the two it is. */
+/* Records later questions to a resolver, too. `is_second`: the resolver is cuGetProcAddress_v2. */
 static void* seen(void* function, int is_second) {
   if (function == NULL) return NULL;
   if (is_second) {

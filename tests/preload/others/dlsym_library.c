@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Somebody else's LD_PRELOAD library that puts itself before dlsym, as overlays and profilers do: it asks dlvsym for
-// the next dlsym by its oldest version, counts what it passes on, and says so when the program ends.
+// A foreign LD_PRELOAD library in front of dlsym, like an overlay or a profiler. Asks dlvsym for the oldest version of
+// the next dlsym, and counts the calls. Reports the number at the program's end, if DLSYM_LIBRARY_REPORT is set.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #else
 #define OLDEST "GLIBC_2.17"
 #endif
-/* Of every C library since. */
+/* Every later C library still has the oldest version. */
 __asm__(".symver dlvsym,dlvsym@" OLDEST);
 
 static int calls;

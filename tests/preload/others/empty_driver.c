@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A driver in plain C whose calls cost nothing, for where the substitute cannot be loaded (older C libraries), and for
-// measuring what comes before it. It has one GPU, the substitute's first by its UUID, counts nothing and refuses
-// nothing. Its addresses are placed as the real driver's: in blocks of 2 MiB, small allocations together. For one
-// thread.
+// A driver in plain C with calls of no cost. Replaces the substitute where older C libraries cannot load the
+// substitute, and measures the cost of the code in front of a driver. Has one GPU with the UUID of the substitute's
+// first GPU. Counts nothing and refuses nothing. Places addresses like the real driver: in blocks of 2 MiB, with small
+// allocations together. Supports one thread only.
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -14,7 +14,7 @@ enum { OK = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, NOT_FOUND = 500 };
 
 static const uint64_t block = UINT64_C(2) << 20;
 static uint64_t next_block = UINT64_C(0x7f0000000000);
-static uint64_t small_block; /* where small allocations go; 0: nowhere yet */
+static uint64_t small_block; /* block of small allocations; 0: none yet */
 static uint64_t small_used;
 static uint64_t small_live;
 static int has_context;
@@ -102,7 +102,7 @@ EXPORTED int cuMemFree_v2(uint64_t address) {
   return has_context ? OK : INVALID_CONTEXT;
 }
 
-/* The first functions, of 32 bits: another interface under the base name. */
+/* The first functions have 32 bits, and a different interface under the base name. */
 EXPORTED int cuMemAlloc(uint32_t* address, unsigned int bytes) {
   *address = 0;
   return bytes == 0 ? INVALID_VALUE : NOT_FOUND;
@@ -127,7 +127,7 @@ EXPORTED int cuGetProcAddress_v2(const char* symbol, void** function, int versio
     int version;
     void* function;
   } symbols[] = {
-      /* newest first */
+      /* newest version first */
       {"cuInit", 2000, (void*)cuInit},
       {"cuDriverGetVersion", 2020, (void*)cuDriverGetVersion},
       {"cuDeviceGetCount", 2000, (void*)cuDeviceGetCount},

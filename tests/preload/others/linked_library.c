@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A library that is linked to the driver, as libcublas and libnccl are, and that a program loads when it runs.
+// A library linked to the driver, like libcublas and libnccl. Programs load the library at run time.
 #include <stddef.h>
 #include <stdint.h>
 

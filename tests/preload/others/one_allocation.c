@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// one_allocation DRIVER BYTES: loads the driver, allocates, and prints what the driver said. Built as any program, with
-// AddressSanitizer, and as a static program, which has the driver in it because no dynamic linker is there to load it.
+// one_allocation DRIVER BYTES: loads the driver, allocates, and prints the driver's answer. Built as a normal program,
+// with AddressSanitizer, with ThreadSanitizer, and as a static program. The static program contains the driver, because
+// no dynamic linker is there to load a library.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

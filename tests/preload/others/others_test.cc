@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Programs with something else about them: other preloaded libraries, sanitizers, and what no preload can hold.
+// Unusual programs: with other preloaded libraries, with sanitizers, and beyond the reach of a preload.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -18,7 +18,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What the driver said to one_allocation.c.
+// The driver's answers to one_allocation.c.
 constexpr char kGiven[] = "0\n";
 constexpr char kOutOfMemory[] = "2\n";
 
@@ -26,7 +26,7 @@ class PreloadOthers : public PreloadTest {
  protected:
   void SetUp() override { StartDaemon("64MiB"); }
 
-  // Of 32 MiB, where 16 may be had.
+  // Allocates 32 MiB under a limit of 16 MiB.
   RunResult Allocate(const std::string& program, const Environment& more = {}, const Arguments& runner = {}) const {
     Environment environment = Preloaded({{"VRAMBROKER_LIMIT", "16MiB"}});
     environment.insert(environment.end(), more.begin(), more.end());
@@ -64,7 +64,7 @@ TEST_F(PreloadOthers, ProgramWithAddressSanitizerIsHeld) {
   EXPECT_EQ(result.out, kOutOfMemory) << result.err;
 }
 
-// Without that option the shared runtime of g++ refuses whatever is preloaded. It says why.
+// Without verify_asan_link_order=0, the shared runtime of g++ may refuse every preloaded library, and says why.
 TEST_F(PreloadOthers, AddressSanitizerThatRefusesSaysSo) {
   const RunResult result = Allocate(Built("one_allocation_asan"));
   if (result.exit_code == 0) {
@@ -81,7 +81,7 @@ TEST_F(PreloadOthers, ProgramWithThreadSanitizerIsHeld) {
 }
 #endif
 
-// --- What escapes: a preload is no fence. Reconciliation notices it ---
+// --- Escapes: a preload is no fence, and reconciliation notices the escaped memory ---
 
 TEST_F(PreloadOthers, StaticProgramEscapes) {
   const RunResult result = Allocate(Built("one_allocation_static"));
@@ -95,7 +95,7 @@ TEST_F(PreloadOthers, CleanedEnvironmentEscapes) {
   EXPECT_EQ(result.err, "");
 }
 
-// The dynamic linker ignores LD_PRELOAD, without a word.
+// The dynamic linker silently ignores LD_PRELOAD for a setuid program.
 TEST_F(PreloadOthers, SetuidProgramEscapes) {
   if (geteuid() != 0) GTEST_SKIP() << "making a program of another user's needs root";
   const std::string folder = MakeTempDir();

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by run.sh in another distribution's root folder, beside libvrambroker-preload.so, with the daemon's sockets mounted.
+"""Checks libvrambroker-preload.so in another distribution's root folder.
 
-Without arguments: all checks. `in_root.py ROUTE`: a program that knows nothing of vrambroker, reaches the driver by ROUTE, and
-prints what it was told.
+run.sh starts this program, and mounts the daemon's sockets. A call without arguments runs all checks.
+`in_root.py ROUTE` is a program unaware of vrambroker: the program reaches the driver by ROUTE, and prints the driver's
+answers.
 """
 import ctypes
 import glob
@@ -19,10 +20,10 @@ OLDEST = b"GLIBC_2.2.5" if platform.machine() == "x86_64" else b"GLIBC_2.17"
 MIB = 1 << 20
 # Errors of the driver.
 OK, OUT_OF_MEMORY = 0, 2
-# (limit 16 MiB) 10 MiB, 8 more, 6 more, then what is free and in all.
+# Answers at a limit of 16 MiB: to 10 MiB, 8 MiB and 6 MiB more; then the free memory and the total.
 HELD = f"{OK} {OUT_OF_MEMORY} {OK} 0 {16 * MIB}"
 
-# Function, and how cuGetProcAddress has it.
+# Functions, with the name and the version for cuGetProcAddress.
 FUNCTIONS = {
     "cuInit": ("cuInit", 2000),
     "cuDevicePrimaryCtxRetain": ("cuDevicePrimaryCtxRetain", 7000),
@@ -47,7 +48,7 @@ def c_library_function(name, result, *arguments):
 
 
 def by_dlsym_of(version):
-    """dlsym itself, by a version of it."""
+    """Returns a finder by a version of dlsym."""
     dlvsym = c_library_function("dlvsym", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
     address = dlvsym(None, b"dlsym", version)
     if not address:
@@ -138,7 +139,7 @@ def run(what, arguments, preload, expected, **environment):
     done = subprocess.run(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)
     out, err = done.stdout.decode().strip(), done.stderr.decode().strip()
     names = " + ".join(os.path.basename(each) for each in preload) or "nothing"
-    # Nothing may be said but the one line of a refusal.
+    # A program may print only the line of a refusal.
     said = [line for line in err.splitlines() if not (line.startswith("vrambroker: ") and "refused" in line)]
     if done.returncode != 0 or out != expected or said:
         failures.append(what)
@@ -156,7 +157,7 @@ def main():
         run("python3 -c", ["python3", "-c", "import ctypes, threading; print(1 + 1)"], preload, "2")
         for route in routes:
             run(f"route {route}", [sys.executable, "-B", __file__, route], preload, HELD)
-    # Without it the driver gives everything: so it is not the driver that refuses.
+    # A run without the library shows that the driver refuses nothing.
     for route in routes:
         run(f"route {route}, without it", [sys.executable, "-B", __file__, route], [], f"{OK} {OK} {OK} {256 << 30} {256 << 30}")
     print(f"{len(together) * (3 + len(routes)) + len(routes)} programs, {len(failures)} failed")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# libvrambroker-preload.so in the root folders of Debian 11, 12 and 13, each with its own C library and Python, with a daemon of a
-# build outside: in_root.py. Usage: run.sh BUILD_DIR [SUITE...]
+# Tests libvrambroker-preload.so in the root folders of Debian 11, 12 and 13, each with its own C library and Python,
+# and with a daemon of an outside build: in_root.py. Usage: run.sh BUILD_DIR [SUITE...]
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../../support/shell.sh"
