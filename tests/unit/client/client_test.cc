@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of the client library that need no daemon.
+// Parts of the client library without need for a daemon.
 #include "client/vrambroker/client.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +36,7 @@ TEST(ParseLimitTest, ReadsSharesAndSizes) {
                                        "(1.0 is the whole capacity)"));
 }
 
-// Sets variables for a test, and puts back what was there.
+// Sets environment variables for a test, and restores the earlier values.
 class Variables {
  public:
   explicit Variables(const std::vector<std::pair<const char*, const char*>>& variables) {
@@ -278,7 +278,7 @@ TEST(DefaultSocketDirTest, FollowsTheEnvironment) {
   if (old != nullptr) setenv("VRAMBROKER_SOCKET_DIR", saved.c_str(), 1);
 }
 
-// Sets PyTorch's variables for a test, nullptr for none, and puts back what was there.
+// Sets PyTorch's variables for a test, and restores the earlier values. nullptr unsets a variable.
 class AllocConfVariables {
  public:
   AllocConfVariables(const char* cuda, const char* hip, const char* unified) {
@@ -299,7 +299,7 @@ class AllocConfVariables {
   std::vector<std::optional<std::string>> saved_;
 };
 
-// The order is that of PyTorch 2.14.1 (c10/core/AllocatorConfig.cpp, AcceleratorAllocatorConfig::instance()).
+// PyTorch 2.14.1 has the same order (c10/core/AllocatorConfig.cpp, AcceleratorAllocatorConfig::instance()).
 TEST(FindAllocConfTest, TheOptionThenTheFirstVariableThatIsSet) {
   constexpr char kCuda[] = "PYTORCH_CUDA_ALLOC_CONF", kHip[] = "PYTORCH_HIP_ALLOC_CONF",
                  kUnified[] = "PYTORCH_ALLOC_CONF";

@@ -29,7 +29,7 @@ TEST(ByteCapTest, RefusesWhatWouldExceedTheCap) {
   EXPECT_TRUE(cap.Charge(1).ok);
 }
 
-// What fits is never refused because another thread asks for what does not fit.
+// A fitting request is never refused because of another thread's larger request.
 TEST(ByteCapTest, RequestsThatFitAreNeverRefused) {
   constexpr int kFitting = 3;
   constexpr uint64_t kBytes = 10;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DescriptorChannel against a descriptor socket whose other end is the test.
+// DescriptorChannel against a descriptor socket, with the test at the other end.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
 
-// A file that holds `text`, as a daemon's answer to the ticket `text`.
+// Returns a file with `text`, like a daemon's answer to the ticket `text`.
 UniqueFd FileWith(const std::string& text) {
   UniqueFd fd(memfd_create("answer", MFD_CLOEXEC));
   EXPECT_EQ(write(fd.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
@@ -53,7 +53,7 @@ class DescriptorChannelTest : public ::testing::Test {
   }
   ~DescriptorChannelTest() override { std::filesystem::remove_all(dir_); }
 
-  // A daemon starts, perhaps after another one.
+  // Starts a daemon, perhaps after an earlier daemon.
   void Listen() {
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
@@ -74,7 +74,7 @@ class DescriptorChannelTest : public ::testing::Test {
     return connects;
   }
 
-  // The next packet on a connection; empty when the client has closed it.
+  // Returns the next packet on a connection; empty if the client has closed the connection.
   static std::string NextPacket(const UniqueFd& connection) {
     std::array<char, 64> packet;
     const ssize_t size = recv(connection.get(), packet.data(), packet.size(), 0);
@@ -96,9 +96,9 @@ class DescriptorChannelTest : public ::testing::Test {
       const int fd = descriptor.get();
       std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
     }
-    (void)sendmsg(connection.get(), &message, MSG_NOSIGNAL);  // the client may have gone
+    (void)sendmsg(connection.get(), &message, MSG_NOSIGNAL);  // client may be gone
   }
-  // Answers the next ticket with a file that holds it.
+  // Answers the next ticket with a file containing the ticket.
   static void Serve(const UniqueFd& connection) {
     const std::string ticket = NextPacket(connection);
     Send(connection, std::string(1, '\0'), FileWith(ticket));
@@ -156,7 +156,7 @@ TEST_F(DescriptorChannelTest, RefusalsCarryTheReasonAndLeaveTheConnection) {
   daemon.join();
 }
 
-// As a daemon that was restarted between the lease and the ticket answers.
+// A daemon gives the same answer after a restart between the lease and the ticket.
 TEST_F(DescriptorChannelTest, ATicketThatTheDaemonDoesNotKnowMeansThatTheLeaseIsGone) {
   std::thread daemon([this] {
     const UniqueFd connection = Accept();
@@ -177,7 +177,7 @@ TEST_F(DescriptorChannelTest, ConnectsAgainWhenTheConnectionWasClosed) {
   });
   ExpectFetches("before");
   daemon.join();
-  connection.Reset();  // the daemon found it silent
+  connection.Reset();  // daemon closes the silent connection
   daemon = std::thread([&] {
     connection = Accept();
     Serve(connection);
@@ -263,7 +263,7 @@ TEST_F(DescriptorChannelTest, ThreadsDoNotWaitForEachOther) {
     });
   }
   std::vector<std::pair<UniqueFd, std::string>> asking;
-  for (int i = 0; i < kThreads; ++i) {  // nobody is answered before all have asked
+  for (int i = 0; i < kThreads; ++i) {  // all threads ask before the first answer
     UniqueFd connection = Accept();
     std::string ticket = NextPacket(connection);
     asking.push_back({std::move(connection), std::move(ticket)});
@@ -334,7 +334,7 @@ TEST_F(DescriptorChannelTest, TellsACallThatIsNotTakenFromAnAnswerThatIsNotReada
   daemon.join();
 }
 
-// So that it can take back what it has leased meanwhile.
+// The notice lets the daemon take back memory leased meanwhile.
 TEST_F(DescriptorChannelTest, TheDaemonIsToldThatNobodyWaitsForItsAnswer) {
   UniqueFd connection;
   std::thread daemon([&] {
@@ -351,7 +351,7 @@ TEST_F(DescriptorChannelTest, TheDaemonIsToldThatNobodyWaitsForItsAnswer) {
 
 TEST_F(DescriptorChannelTest, StopWaitingEndsACallAndAllThatFollow) {
   UniqueFd connection;
-  DescriptorChannel& waiting = channel();  // made before two threads use it
+  DescriptorChannel& waiting = channel();  // channel is made before two threads use the channel
   std::thread daemon([&] {
     connection = Accept();
     NextPacket(connection);

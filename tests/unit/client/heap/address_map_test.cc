@@ -17,9 +17,9 @@
 namespace vrambroker::client_internal {
 namespace {
 
-constexpr uint64_t kBase = 0x7F12'3400'0000;  // at the start of a page
+constexpr uint64_t kBase = 0x7F12'3400'0000;  // start of a page
 
-// Nobody looks at what is there.
+// The tests never read the memory at `address`.
 void* At(uint64_t address) {
   return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
@@ -133,7 +133,8 @@ TEST_F(AddressMapTest, RefusesRangesThatOverlap) {
 }
 
 TEST_F(AddressMapTest, TwoRangesShareAPage) {
-  // The first ends in the middle of a page, the second begins there, or after a gap.
+  // The first range ends in the middle of a page. The second range begins at the end of the first range, or after a
+  // gap.
   for (const uint64_t gap : {uint64_t{0}, uint64_t{4096}}) {
     const uint64_t first = kBase + 1_MiB / 2 + (gap << 20), second = first + 3_MiB + gap;
     ASSERT_TRUE(map().AddRange(At(first), 3_MiB, 512, &owner_));
@@ -258,7 +259,7 @@ TEST_F(AddressMapTest, OneOfSeveralTakersGetsTheValue) {
   EXPECT_EQ(taken, kRounds);
 }
 
-// Threads use ranges of their own; the neighbours, which share pages with them, come and go.
+// Threads use ranges of their own. Neighbouring ranges on shared pages come and go.
 TEST_F(AddressMapTest, NeighboursComeAndGo) {
   constexpr int kThreads = 3;
   constexpr uint64_t kBytes = 3_MiB;  // every second border is inside a page

@@ -20,7 +20,7 @@ class TrimRequestsTest : public testing::Test {
  protected:
   static Deadline InAnHour() { return DeadlineAfter(absl::Hours(1)); }
 
-  // The ids of those that have ended.
+  // Returns the ids of the ended questions.
   std::vector<uint64_t> Ended(Deadline now = std::chrono::steady_clock::now()) {
     std::vector<uint64_t> ids;
     for (const TrimRequests::Question& question : trims_.TakeEnded(now)) {
@@ -32,7 +32,7 @@ class TrimRequestsTest : public testing::Test {
 
   std::atomic<int> changes_{0};
   TrimRequests trims_{[this] { ++changes_; }};
-  uint64_t released_ = 0;  // of the last one that Ended() named
+  uint64_t released_ = 0;  // released bytes of the last question named by Ended()
 };
 
 TEST_F(TrimRequestsTest, WithoutAnApplicationThatAnswersNothingIsTaken) {
@@ -50,7 +50,7 @@ TEST_F(TrimRequestsTest, AQuestionIsTakenOnceAndEndsWhenTheApplicationSaysSo) {
   EXPECT_GT(request.time, absl::Minutes(59));
   EXPECT_TRUE(absl::IsDeadlineExceeded(trims_.Wait(kSoon).status()));
   trims_.Returned(1, 4);
-  trims_.Returned(0, 100);  // another device
+  trims_.Returned(0, 100);  // bytes of another device
   EXPECT_EQ(Ended(), std::vector<uint64_t>());
   EXPECT_OK(trims_.End(request.number));
   EXPECT_EQ(Ended(), std::vector<uint64_t>{7});
@@ -66,7 +66,7 @@ TEST_F(TrimRequestsTest, ItEndsAsSoonAsEnoughHasComeBack) {
   ASSERT_TRUE(trims_.Add({.id = 1, .device = 0, .wanted_bytes = 10, .released_bytes = 3, .deadline = InAnHour()}));
   ASSERT_TRUE(trims_.Add({.id = 2, .device = 0, .wanted_bytes = 10, .deadline = InAnHour()}));
   const int before = changes_;
-  trims_.Returned(0, 12);  // 7 for the first, 5 for the second
+  trims_.Returned(0, 12);  // 7 bytes for the first question, 5 bytes for the second question
   EXPECT_GT(changes_, before);
   EXPECT_EQ(Ended(), std::vector<uint64_t>{1});
   EXPECT_EQ(released_, 10u);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Clients beside a daemon of an earlier version, which is played here.
+// Clients beside a played daemon of an earlier version.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ TEST_F(OlderDaemonTest, ServesSessionsWithoutNamedDevices) {
   EXPECT_EQ(Client::Connect(Options()).status(), absl::OkStatus());
 }
 
-// The older daemon ignores the names, so the session would get memory, and a guarantee, on every device.
+// The older daemon ignores the names. The session would get memory, and a guarantee, on every device.
 TEST_F(OlderDaemonTest, IsRefusedWithNamedDevices) {
   ClientOptions options = Options();
   options.devices = {"0"};

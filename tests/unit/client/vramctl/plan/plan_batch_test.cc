@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The largest batch for a device, against replays of every batch there is.
+// The largest batch for a device, against replays of every batch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ bool Fits(const ModelShape& shape, TrainingOptions options, uint64_t batch, cons
   return SummarizeReplay(StepTrace(shape, options), config).ooms == 0;
 }
 
-// By replaying each batch, up to one for which the formulas say twice what the device has.
+// Finds the largest batch by replays of each batch, while half of the formulas' peak fits on the device.
 LargestBatch BruteForce(const ModelShape& shape, TrainingOptions options, const ReplayConfig& config) {
   LargestBatch largest;
   std::vector<uint64_t> refused;
@@ -60,8 +60,8 @@ TEST(LargestBatchTest, OneMoreDoesNotFit) {
   EXPECT_THAT(none.smaller_refused, IsEmpty());
 }
 
-// Bisection takes it that what fits, fits with fewer sequences, too. Here it stopped at 14, 14 and 11, and gave 8
-// without a word about 7.
+// Bisection assumes that all batches below a fitting batch fit, too. Bisection stopped at 14, 14 and 11 in these cases,
+// and gave 8 without a word about 7.
 TEST(LargestBatchTest, SmallerBatchesNeedNotFit) {
   const ModelShape shape = *ParseModelConfig(models::kGpt2);
   const auto find = [&](TrainingOptions options, uint64_t device_bytes) {
@@ -123,7 +123,7 @@ TEST(LargestBatchTest, SaysWhereItDoesNotKnow) {
   const LargestBatch most = FindLargestBatch(tiny, {.seq = 4}, {.device_bytes = 80_GiB});
   EXPECT_EQ(most.batch, kMostBatch);
   EXPECT_FALSE(most.is_exact) << "no larger one is tried";
-  // Short sequences: more batches than can be replayed lie between what fits and what cannot.
+  // Short sequences leave more batches than a search can replay between the fitting and the impossible batches.
   const ModelShape shape = *ParseModelConfig(models::kGpt2);
   const TrainingOptions options = {.seq = 8, .checkpoint = Checkpoint::kFull};
   const ReplayConfig config = {.device_bytes = 80_GiB};

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`vramctl plan` as it is called: what it prints and writes, and how it refuses bad input.
+"""Checks the command `vramctl plan`: its output, its files, and its refusals of bad input.
 
   plan_command_test.py VRAMCTL VRAMBROKERD
 """
@@ -14,7 +14,7 @@ import tempfile
 LLAMA_7B = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 2048,
             "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
-# Each block fits into the segment of the one before. Reclaimed in between, the second needs a segment of 20 MiB.
+# Each block fits into the segment of the block before. After a reclaim, the second block needs a segment of 20 MiB.
 MOVED = "a 0 14680064 0\nf 0\na 1 7340032 0\nf 1\na 2 3145728 0\n"
 GPT = ["--layers=12", "--hidden=768", "--heads=12", "--vocab=50257", "--seq=1024"]
 
@@ -52,7 +52,7 @@ def train_faults(command, folder):
     batches = [s["largest_batch"] for s in plan["steps"]]
     if not 0 < batches[0] < batches[1] < batches[2]:
         yield f"checkpointing does not allow larger batches: {batches}"
-    # The trace is what was planned, and replay agrees.
+    # The trace matches the plan, and replay agrees.
     replayed = command.json("replay", trace)
     for key in ("operations", "peak_allocated_bytes", "peak_reserved_bytes"):
         if replayed.get(key) != step[key]:
@@ -62,7 +62,7 @@ def train_faults(command, folder):
     if command.json("replay", trace, f"--device-bytes={step['smallest_device_bytes'] - (2 << 20)}")["ooms"] == 0:
         yield "the step runs on less than what is said to be the smallest device"
     yield from batch_faults(command, folder)
-    # Other settings change the reserved peak, and only that.
+    # Other settings change the reserved peak alone.
     split = command.json("plan", "train", "--config", config, "--batch", 8, "--alloc-conf=large_segment_size_mb:512")
     if split["steps"][0]["peak_reserved_bytes"] == step["peak_reserved_bytes"]:
         yield "--alloc-conf changes nothing"
@@ -76,7 +76,7 @@ def train_faults(command, folder):
 
 
 def batch_faults(command, folder):
-    """The largest batch is the largest, whether or not smaller ones fit. The trace of each is replayed."""
+    """Checks the largest batch, whether or not smaller batches fit. Replays the trace of each batch."""
     (folder / "gpt2.json").write_text(json.dumps(GPT2), encoding="utf-8")
     for options, device, refused in ((["--checkpoint=selective"], "8GiB", "selective 15-16"),
                                      (["--checkpoint=full", "--flash"], "6GiB", "full 15-17"),
@@ -150,7 +150,7 @@ def share_faults(command, folder, daemon):
         done = subprocess.run([daemon, "--config", rules, "--check-config"], capture_output=True, text=True, check=False)
         if done.returncode != 0 or rules.read_text(encoding="utf-8") != plan["policy"]:
             yield f"the daemon refuses the rules for {key}: {done}"
-        # The daemon warns of guarantees that one user's sessions could add up to more than the device.
+        # The daemon warns if guarantees of one user's sessions could add up to more than the device.
         rules.write_text(f'capacity: "{plan["device_bytes"] >> 20}MiB"\n{plan["policy"]}', encoding="utf-8")
         done = subprocess.run([daemon, "--config", rules, "--check-config"], capture_output=True, text=True, check=False)
         if done.returncode != 0 or "max_sessions" in done.stderr + done.stdout:
@@ -195,11 +195,11 @@ def share_faults(command, folder, daemon):
 
 
 def policy_faults(command, folder, daemon):
-    """Whatever plan share writes is a configuration that the daemon takes."""
+    """The daemon takes every configuration written by plan share."""
     rules, fits = folder / "rules.textproto", set()
-    small = folder / "small.trace"  # of one step: 2 MiB at most, and nothing at all times
+    small = folder / "small.trace"  # one step: needs 2 MiB at most, and no memory permanently
     small.write_text("p\na 0 512 0\nf 0\np\na 1 512 0\nf 1\n", encoding="utf-8")
-    moved = folder / "moved.trace"  # needs more when its memory is reclaimed than with a cache of its own
+    moved = folder / "moved.trace"  # needs more memory with reclaims than with its own cache
     moved.write_text(MOVED, encoding="utf-8")
     profile = command.json("plan", "share", moved, "--device-bytes=1GiB")["jobs"][0]
     if not profile["peak_needed_bytes"] > profile["peak_reserved_bytes"]:
@@ -237,7 +237,7 @@ def command_bytes(command, trace, other, key):
 
 
 def refusal_faults(command, folder):
-    """Bad input: exit code 2, nothing on standard output, and a message that says where."""
+    """Bad input gives exit code 2, an empty standard output, and a message with the place."""
     def config(name, text):
         (folder / name).write_text(text if isinstance(text, str) else json.dumps(text), encoding="utf-8")
         return f"--config={folder / name}"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The formulas and the trace of a step, against each other and against what must be true of any step.
+// The formulas and the trace of a step, against each other and against facts true of any step.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -77,8 +77,9 @@ std::vector<TrainingOptions> ManyOptions() {
   return all;
 }
 
-// The formula takes the largest of a layer's temporaries at the moment when most is kept; in the step they come a
-// little earlier or later, and small tensors are rounded up. So it is never much below the trace, and little above it.
+// The formula takes the largest of a layer's temporaries at the moment of the most kept memory. A step has the
+// temporaries a little earlier or later, and small tensors are rounded up. The formula is therefore never much below
+// the trace, and little above the trace.
 TEST(StepTraceTest, TheFormulaPredictsThePeak) {
   for (const char* config : {models::kLlama7b, models::kGpt2, models::kQwen2_7b, models::kBertLarge}) {
     for (const TrainingOptions& options : ManyOptions()) {
@@ -101,7 +102,7 @@ TEST(StepTraceTest, TheFormulaPredictsThePeak) {
   }
 }
 
-// At the end of a step there are the weights and the optimizer, and nothing else: what was kept has been freed, once.
+// The weights and the optimizer alone are left at the end of a step. All kept memory has been freed, once.
 TEST(StepTraceTest, LeavesWeightsAndOptimizer) {
   for (const TrainingOptions& options : ManyOptions()) {
     const Step step = MakeStep(models::kGpt2, options);
@@ -162,7 +163,7 @@ TEST(TrainingMemoryTest, SixteenBytesAParameter) {
   EXPECT_NEAR(states(Precision::kBf16Mixed, Optimizer::kAdafactor), 2 + 2 + 4, 0.01);
 }
 
-// 16 bytes a parameter are of weights that are trained.
+// Guides of 16 bytes a parameter describe trained weights.
 TEST(TrainingMemoryTest, GuidesOfAllWeightsAreNotOfAdapters) {
   const ModelShape shape = *ParseModelConfig(models::kLlama7b);
   const auto names = [&](const TrainingOptions& options) {
@@ -188,7 +189,7 @@ TEST(TrainingMemoryTest, OptionsAreBounded) {
   EXPECT_THAT(refusal({.zero_stage = 1}), HasSubstr("say how many with --gpus"));
   EXPECT_THAT(refusal({.gpus = 8}), HasSubstr("--gpus is for --zero"));
   EXPECT_THAT(refusal({.flash = true, .eager = true}), HasSubstr("give one of the two"));
-  // All of them at their bounds: a refusal, and no overflow.
+  // All options at their bounds give a refusal, and no overflow.
   const ModelShape huge = *ShapeOf({.layers = 512, .hidden = 1 << 15, .heads = 1 << 15, .vocab = kMostVocabulary});
   const absl::Status status = TrainingMemoryOf(huge, {.batch = kMostBatch, .seq = kMostPositions}).status();
   EXPECT_THAT(std::string(status.message()), HasSubstr("more than 64 PiB"));
@@ -206,7 +207,7 @@ TEST(ServingMemoryTest, QuantizationAndGroupedHeads) {
   EXPECT_EQ(serve({.seq = 1}).kv_bytes_per_sequence, 16 * 320_KiB) << "whole blocks of 16 tokens";
   EXPECT_EQ(serve({}).weights.bytes, 2 * 70553706496);
   EXPECT_EQ(serve({.quantization = Quantization::kFp32}).weights.bytes, 4 * 70553706496);
-  // Embeddings and output layer stay as they are: 2 x 128256 x 8192 weights.
+  // Embeddings and output layer stay unquantized: 2 x 128256 x 8192 weights.
   const double outside = 2.0 * 128256 * 8192;
   EXPECT_NEAR(static_cast<double>(serve({.quantization = Quantization::kInt8}).weights.bytes),
               (70553706496 - outside) + 2 * outside, 0.001 * 70553706496);
@@ -228,7 +229,7 @@ TEST(ServingMemoryTest, OneMoreSequenceDoesNotFit) {
   options.device_bytes = 1_GiB;
   EXPECT_EQ(ServingMemoryOf(shape, options)->most_sequences, 0u);
 
-  // Long prompts at once: one layer's tensors are what counts, here more than one sequence.
+  // Long prompts at once make one layer's tensors decisive, here larger than a sequence.
   ServingOptions prompts = *CheckServing(shape, {.seq = 2048, .prefill_tokens = 32768, .device_bytes = 80_GiB});
   prompts.sequences = *ServingMemoryOf(shape, prompts)->most_sequences;
   EXPECT_LT(prompts.sequences, most);
@@ -236,7 +237,7 @@ TEST(ServingMemoryTest, OneMoreSequenceDoesNotFit) {
   ++prompts.sequences;
   EXPECT_GT(static_cast<double>(ServingMemoryOf(shape, prompts)->sum_bytes), usable);
 
-  // Short sequences of a small model: the logits are what counts.
+  // Short sequences of a small model make the logits decisive.
   const ModelShape gpt = *ParseModelConfig(models::kGpt2);
   for (const uint64_t seq : {uint64_t{16}, uint64_t{1024}}) {
     ServingOptions many = *CheckServing(gpt, {.seq = seq, .device_bytes = 80_GiB});
@@ -262,7 +263,7 @@ TEST(ServingMemoryTest, TheWorkspaceIsOneLayersTensorsOrTheLogits) {
 }
 
 TEST(LayerTensorsTest, TheBackwardPassHasAGradientUntilTheNextIsMade) {
-  // In the order of the forward pass; the backward pass begins at the end.
+  // Lists the operations in the order of the forward pass. The backward pass begins at the end.
   const std::vector<LayerOperation> operations = {{.input_gradient = 3, .is_branch_start = true},
                                                   {.backward_scratch = {5, 7}, .input_gradient = 11},
                                                   {.input_gradient = 200, .is_branch_start = true},

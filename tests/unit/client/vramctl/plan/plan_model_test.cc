@@ -46,8 +46,7 @@ TEST(ModelConfigTest, ReadsTheFamilies) {
   EXPECT_FALSE(ParseModelConfig(models::kNeoX20b)->tied_embeddings);
 }
 
-// Each case is LLaMA-7B's file with a change.
-// What a file leaves out is what Hugging Face's class of the model has.
+// A number missing in the file comes from Hugging Face's class of the model.
 TEST(ModelConfigTest, MissingNumbersAreThoseOfTheClass) {
   const std::string mistral = absl::StrReplaceAll(models::kMistral7b, {{"num_key_value_heads", "unknown"}});
   ASSERT_NE(mistral, models::kMistral7b);
@@ -58,6 +57,7 @@ TEST(ModelConfigTest, MissingNumbersAreThoseOfTheClass) {
   EXPECT_EQ(ParseModelConfig(models::kLlama7b)->kv_heads, 32u);
 }
 
+// Each case changes LLaMA-7B's file.
 TEST(ModelConfigTest, SaysWhatIsWrong) {
   const std::vector<std::pair<std::pair<std::string, std::string>, std::string>> cases = {
       {{R"("llama")", R"("mamba")"}, R"("model_type" is "mamba"; known are bert, gpt2)"},
@@ -104,7 +104,7 @@ TEST(ModelConfigTest, WarnsOfWhatItLeavesOut) {
 
 TEST(ModelConfigTest, AFewNumbersAreEnough) {
   const GivenNumbers gpt2 = {.layers = 12, .hidden = 768, .heads = 12, .vocab = 50257};
-  // Without the table of positions, which nothing says.
+  // The count lacks the table of positions, because the given numbers do not include its size.
   EXPECT_EQ(ParametersOf(*ShapeOf(gpt2)), 124439808u - 1024 * 768);
   GivenNumbers exact = gpt2;
   exact.parameters = 124439808;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The config.json of well-known models, reduced to what decides their size. Values: the files of that name in the
-// model's repository on the Hugging Face Hub.
+// The config.json of well-known models, reduced to the numbers behind their size. Values come from the config.json
+// files in the models' repositories on the Hugging Face Hub.
 #ifndef VRAMBROKER_TESTS_UNIT_CLIENT_VRAMCTL_PLAN_PLAN_MODELS_H_
 #define VRAMBROKER_TESTS_UNIT_CLIENT_VRAMCTL_PLAN_PLAN_MODELS_H_
 
@@ -10,7 +10,7 @@ namespace vrambroker::plan::models {
 inline constexpr char kGpt2[] =
     R"({"model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
         "vocab_size": 50257})";
-// As llm.c trains it: the vocabulary is padded, and nothing is dropped.
+// llm.c trains this model: the vocabulary is padded, and dropout is off.
 inline constexpr char kGpt2OfLlmC[] =
     R"({"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50304,
         "attn_pdrop": 0, "resid_pdrop": 0, "embd_pdrop": 0})";

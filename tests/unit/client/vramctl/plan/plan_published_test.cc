@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// vramctl plan against published figures: within 10 % for weights, optimizer and KV cache, 20 % for activations. The
-// table in client/PLAN.md is this one, with the same numbers.
+// vramctl plan against published figures: within 10 % for weights, optimizer and KV cache, within 20 % for activations.
+// The table in client/PLAN.md has the same figures.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,14 +24,14 @@ constexpr double kMiB = 1 << 20;
 constexpr double kGB = 1e9;
 constexpr double kBillion = 1e9;
 
-// What is published of a model and of a step.
+// A published figure of a model or of a step.
 struct Figure {
   const char* model;
   const char* what;
   double published;
   double ours;
   const char* unit;
-  double tolerance;  // of the ratio
+  double tolerance;  // tolerance of the ratio
   const char* source;
 };
 
@@ -59,7 +59,7 @@ double States(const TrainingMemory& memory) {
   return static_cast<double>(memory.weights.bytes + memory.gradients.bytes + memory.optimizer.bytes);
 }
 
-// How many times s * b * h bytes a layer keeps.
+// Returns a layer's kept bytes as a multiple of s * b * h bytes.
 double TimesSbh(const char* config, Checkpoint checkpoint) {
   const ModelShape shape = Read(config);
   const TrainingMemory memory = Train(shape, {.seq = 2048, .checkpoint = checkpoint});
@@ -188,7 +188,8 @@ TEST(PlanPublishedTest, TheDocumentHasTheseRows) {
 }
 
 // ZeRO's text gives 60 GB for the activations of GPT-2 XL at 32 sequences of 1024 tokens: 12 numbers for each unit of
-// the stream, without the attention's scores. Korthikanti's later count is higher. PLAN.md says so; this keeps it true.
+// the stream, without the attention's scores. Korthikanti's later count is higher. The test keeps PLAN.md's statement
+// about the difference true.
 TEST(PlanPublishedTest, ZeroCountsFewerActivations) {
   const TrainingMemory memory = Train(Read(models::kGpt2Xl), {.batch = 32, .seq = 1024});
   const double zero = 12.0 * 2 * 1600 * 32 * 1024 * 48;

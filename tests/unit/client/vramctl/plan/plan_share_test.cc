@@ -20,7 +20,7 @@
 namespace vrambroker::plan {
 namespace {
 
-// A job whose step needs `low`, and `high` in `ticks` ticks from `from` on; all in GiB.
+// Returns a job with a step needing `low`, and `high` in `ticks` ticks from `from` on. Amounts are in GiB.
 JobProfile Job(const std::string& name, uint64_t low, uint64_t high, size_t from, size_t ticks) {
   JobProfile job = {.name = name,
                     .operations = 2000,
@@ -71,7 +71,7 @@ TEST(SharePlanTest, GuaranteesFitAndLeaveEachJobItsPeak) {
   }
 }
 
-// A reclaim moves later blocks, so that a job can need more than it reserves with a cache that nobody touches.
+// A reclaim moves later blocks. A job can therefore need more memory than its reservation with an untouched cache.
 TEST(SharePlanTest, NoGuaranteeIsAboveItsLimitNorAllAboveTheDevice) {
   std::vector<JobProfile> jobs = {Job("a", 10, 30, 100, 50), Job("b", 0, 40, 10, 50), Job("c", 1, 3, 0, 20)};
   jobs[0].peak_reserved -= 3_GiB;
@@ -114,14 +114,14 @@ TEST(SharePlanTest, StaggeringFindsThePeaksAWayPastOneAnother) {
 }
 
 TEST(SharePlanTest, WhoWaits) {
-  // Enough for all: nobody.
+  // A device with room for all peaks makes no job wait.
   const std::vector<JobProfile> jobs = {Job("a", 10, 30, 100, 50), Job("b", 10, 40, 100, 50)};
   for (const JobShare& share : PlanShare(jobs, 70_GiB).jobs) {
     EXPECT_EQ(share.wait_together, 0.0);
     EXPECT_EQ(share.wait_in_turns, 0.0);
   }
-  // The device has room for one peak. The second job waits once for the other's peak of 50 ticks. After that the peaks
-  // no longer meet.
+  // The device has room for one peak. The second job waits once for the first job's peak of 50 ticks. Later peaks no
+  // longer meet.
   const SharePlan plan = PlanShare(jobs, 50_GiB);
   double waits = 0;
   for (const JobShare& share : plan.jobs) {
@@ -132,7 +132,7 @@ TEST(SharePlanTest, WhoWaits) {
   EXPECT_GT(plan.jobs[0].wait_in_turns + plan.jobs[1].wait_in_turns, waits) << "a whole step is more than its peak";
 }
 
-// Each rises in two steps, and holds the first one while it waits for the second.
+// Each job rises in two steps, and holds the first step's memory while waiting for the second step.
 TEST(SharePlanTest, JobsThatBlockOneAnotherAreFound) {
   std::vector<JobProfile> jobs = {Job("a", 10, 20, 50, 100), Job("b", 10, 20, 50, 100)};
   for (JobProfile& job : jobs) {
@@ -166,17 +166,17 @@ TEST(ProfileTest, OfAPlannedStep) {
   EXPECT_GE(profile.peak_needed, profile.peak_allocated);
   EXPECT_EQ(profile.step.size(), kTicks);
   EXPECT_EQ(*std::max_element(profile.step.begin(), profile.step.end()), profile.peak_needed);
-  // Between two steps there are the weights and the optimizer.
+  // Weights and optimizer remain between two steps.
   const TrainingMemory memory = *TrainingMemoryOf(shape, options);
   const uint64_t persistent = memory.weights.bytes + memory.optimizer.bytes;
   EXPECT_GE(profile.floor_needed, persistent);
   EXPECT_LT(profile.floor_needed, persistent / 2 * 3) << "and the holes beside them, which no reclaim returns";
-  // It runs on what it is said to need.
+  // The job runs on its stated need.
   EXPECT_EQ(SummarizeReplay(trace, {.device_bytes = profile.peak_needed}).ooms, 0u);
 }
 
-// Two allocators in step, and idle memory is taken away when there is too much. A reclaim halfway changes where later
-// blocks lie, so what is left can be a little more than what was planned from each job alone.
+// All allocators run in step, and idle memory is taken away above the planned amount. A reclaim halfway changes the
+// places of later blocks. The rest can therefore be a little above the plan made from each job alone.
 TEST(ProfileTest, ReclaimLeavesWhatIsNeeded) {
   const ModelShape shape = *ParseModelConfig(models::kGpt2Xl);
   const Trace traces[] = {

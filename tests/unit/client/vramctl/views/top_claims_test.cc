@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Claims in vramctl top, without a terminal and a daemon.
+// Claims in vramctl top, without a terminal and without a daemon.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -69,7 +69,7 @@ std::vector<std::string> NamesOf(const std::vector<TopRow>& rows) {
   return names;
 }
 
-// Two claims that have sessions, one without, and a session in none.
+// Two claims with sessions, a claim without sessions, and a session without a claim.
 class TopClaimsTest : public ::testing::Test {
  protected:
   TopClaimsTest() {
@@ -117,7 +117,7 @@ TEST_F(TopClaimsTest, TheRowSaysWhatTheClaimHas) {
   EXPECT_EQ(row.reserved_bytes, 50_MiB);
   EXPECT_EQ(row.parts[Part::kAllocated], 40_MiB);
   EXPECT_EQ(row.parts[Part::kLeftBehind], 10_MiB);
-  EXPECT_EQ(row.parts[Part::kFree], 30_MiB);  // of the claim's limit, not of its sessions'
+  EXPECT_EQ(row.parts[Part::kFree], 30_MiB);  // rest of the claim's limit, not of its sessions' limits
   EXPECT_EQ(row.fragmentation, 0.0);
   EXPECT_EQ(row.ooms, 3u);
   EXPECT_THAT(ClaimsTable(claims_, NameOfUser), HasSubstr(" 3\n"));
@@ -204,7 +204,7 @@ TEST_F(TopClaimsViewTest, ShowsThem) {
   EXPECT_THAT(text, HasSubstr("4 sessions, 3 claims, 0 requests wait"));
   EXPECT_THAT(text, HasSubstr("\n- team-a "));
   EXPECT_THAT(text, HasSubstr("\n  large "));
-  EXPECT_THAT(text, HasSubstr("\nteam-a (claim) on device 0: 3 refusals"));  // it is the first row
+  EXPECT_THAT(text, HasSubstr("\nteam-a (claim) on device 0: 3 refusals"));  // claim is the first row
   EXPECT_THAT(text, HasSubstr("c claim"));
   view_.HandleKey(kKeyDown);
   EXPECT_THAT(Text(), HasSubstr("\nlarge (id 3, claim team-a) on device 0"));
@@ -212,12 +212,12 @@ TEST_F(TopClaimsViewTest, ShowsThem) {
 
 TEST_F(TopClaimsViewTest, OneCollapsesAndExpands) {
   view_.HandleKey(kKeyDown);
-  Type("c");  // from one of its sessions
+  Type("c");  // selected row is a session of the claim
   EXPECT_THAT(Text(), HasSubstr("\n+ team-a "));
   EXPECT_THAT(Text(), Not(HasSubstr("  large ")));
   EXPECT_THAT(Text(), HasSubstr("  other "));
   EXPECT_THAT(Text(), HasSubstr("\nteam-a (claim)"));
-  view_.SetData(Data());  // stays so
+  view_.SetData(Data());  // claim stays collapsed
   EXPECT_THAT(Text(), Not(HasSubstr("  large ")));
   Type("c");
   EXPECT_THAT(Text(), HasSubstr("\n  large "));
@@ -230,9 +230,9 @@ TEST_F(TopClaimsViewTest, AllCollapseAndExpand) {
   EXPECT_THAT(Text(), Not(HasSubstr("  other ")));
   EXPECT_THAT(Text(), HasSubstr("\nalone "));
   EXPECT_THAT(Text(), HasSubstr("\nteam-b (claim)"));
-  Type("c");  // this one again
+  Type("c");  // expands the claim again
   EXPECT_THAT(Text(), HasSubstr("  other "));
-  Type("C");  // not all are collapsed: now they are
+  Type("C");  // collapses all claims, because not all claims are collapsed yet
   EXPECT_THAT(Text(), Not(HasSubstr("  other ")));
   Type("C");
   EXPECT_THAT(Text(), HasSubstr("  other "));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What vramctl top shows on small and large screens: its head, the columns of its table, details, help.
+// Small and large screens of vramctl top: the head, the columns of the table, details, and help.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -56,7 +56,7 @@ v1::SessionDevice Held(uint32_t ordinal, uint64_t reserved, uint64_t allocated, 
   return device;
 }
 
-// Numbered from 1, as they come.
+// Adds a session. Session ids count from 1.
 v1::Session& AddTo(TopData& data, const std::string& name, const std::vector<v1::SessionDevice>& devices) {
   v1::Session& session = *data.overview.sessions.add_sessions();
   session.set_id(static_cast<uint64_t>(data.overview.sessions.sessions_size()));
@@ -354,7 +354,7 @@ class TopDetailsTest : public TopScreensTest {
     view_.SetData(data_);
     Text(24, 80);
   }
-  // What the daemon answers to what is wanted.
+  // Answers the wanted details, like the daemon.
   void Answer(absl::StatusOr<HeapSnapshot> heap, std::vector<v1::OutOfMemoryEvent> refusals = {}) {
     const std::optional<DetailsRequest> request = view_.WantedDetails();
     ASSERT_TRUE(request.has_value());
@@ -436,7 +436,7 @@ TEST_F(TopDetailsTest, ScrollAndFitEverySize) {
   for (int rows = 1; rows < 60; ++rows) {
     for (const int columns : {1, 2, 5, 20, 79, 80, 300}) Screen(rows, columns);
   }
-  // No figure is cut where a line is short.
+  // A short line cuts no figure.
   for (const int columns : {40, 50, 60}) {
     EXPECT_THAT(Text(200, columns), HasSubstr("1 block, a hole of 595.00 MiB")) << columns;
   }
@@ -448,7 +448,7 @@ TEST_F(TopDetailsTest, FollowTheSessionAndKeepTheLastFigures) {
   data_.overview.sessions.mutable_sessions(0)->mutable_devices(0)->set_reserved_bytes(7_GiB);
   view_.SetData(data_);
   EXPECT_THAT(Text(40, 120), HasSubstr("reserved 7.00 GiB"));
-  Answer(absl::NotFoundError("session 1 has ended"));  // before the list says so
+  Answer(absl::NotFoundError("session 1 has ended"));  // answer comes before the list without the session
   EXPECT_THAT(Text(40, 120), HasSubstr("20.00 MiB large ["));
   data_.overview.sessions.mutable_sessions()->DeleteSubrange(0, 1);
   view_.SetData(data_);
@@ -480,7 +480,7 @@ TEST_F(TopDetailsTest, AnswersForAnotherSessionAreIgnored) {
         {.request = other, .maps = {{.device = 0, .heap = Heap(2)}}, .refusals = std::vector<v1::OutOfMemoryEvent>()});
     EXPECT_THAT(Text(40, 120), HasSubstr("its segments are being read"));
   }
-  // The next run of the daemon has a session of this id, too.
+  // The daemon's next run has a session with the same id, too.
   data_.overview.sessions.set_run_id("next");
   data_.overview.sessions.mutable_sessions(0)->set_pid(7);
   view_.SetData(data_);
@@ -502,7 +502,7 @@ TEST_F(TopDetailsTest, ChangesAreAskedFromThere) {
   EXPECT_EQ(order->session.id(), 1u);
   view_.SetResult(std::vector<std::string>{"1.00 GiB came back"});
   EXPECT_THAT(Text(24, 100), HasSubstr("trainer (id 1): 1.00 GiB came back"));
-  Press({kKeyEscape});  // the message goes first
+  Press({kKeyEscape});  // first Escape closes the message
   EXPECT_THAT(Text(24, 100), HasSubstr("name trainer"));
   Press({kKeyEscape});
   EXPECT_THAT(Text(24, 100), HasSubstr("sorted by"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What vramctl top and map show, without a terminal and a daemon.
+// Screens of vramctl top and map, without a terminal and without a daemon.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -63,7 +63,7 @@ TEST(BarsTest, CellsAreInProportion) {
 TEST(BarsTest, WhatIsThereIsSeen) {
   EXPECT_EQ(TextOf(Bar(Bytes(1, 0, 1, 80_GiB), 10, false)), "#-........");
   EXPECT_EQ(TextOf(Bar(Bytes(80_GiB, 1, 0, 1), 10, false)), "########+.");
-  // Too few cells for all: what is most is shown.
+  // Too few cells for all parts show the largest parts.
   EXPECT_EQ(TextOf(Bar(Bytes(4, 3, 2, 1), 2, false)), "#+");
 }
 
@@ -194,7 +194,7 @@ TEST(OverviewTest, FiguresOlderThanTheLedgerMakeNoBarLonger) {
   EXPECT_EQ(over.Sum(), 140_MiB);
 }
 
-// The allocator of a remote session is the daemon's, and does not know what the process holds of an earlier run.
+// A remote session's allocator belongs to the daemon, and does not know the memory carried over from an earlier run.
 TEST(OverviewTest, WhatARemoteSessionCarriesOverIsNotFragmented) {
   v1::SessionDevice remote = Device(0, 40_MiB, 20_MiB, 8_MiB);
   remote.set_reserved_bytes(70_MiB);
@@ -203,7 +203,7 @@ TEST(OverviewTest, WhatARemoteSessionCarriesOverIsNotFragmented) {
   EXPECT_EQ(PartsOf(remote).Sum(), 100_MiB);
   EXPECT_EQ(PartsOf(remote)[Part::kUnknown], 30_MiB);
   EXPECT_DOUBLE_EQ(FragmentedShare(PartsOf(remote)), 12.0 / 70) << "the rest is allocated, reclaimable or unknown";
-  // One that leases counts all that it holds.
+  // A leasing session's counts include all its memory.
   v1::SessionDevice leasing = Device(0, 10_MiB, 10_MiB, 0);
   leasing.set_carried_over_bytes(10_MiB);
   EXPECT_EQ(PartsOf(leasing)[Part::kUnknown], 0u);
@@ -241,7 +241,7 @@ TEST(StatusTest, IsAtMost100ColumnsWide) {
       << exact;
   EXPECT_TRUE(absl::StrContains(exact, "  1023.00 MiB  ")) << exact;
 
-  // Each size as long as it can be: short ones then.
+  // Sizes of the greatest length are shown in short form.
   v1::Session* const session = data.overview.sessions.mutable_sessions(0);
   *session->mutable_devices(0) = Device(0, 3 * 1023_GiB, 1023_GiB, 1023_GiB);
   v1::ListQuarantineResponse::Holding* holding = data.overview.quarantine.add_holdings();
@@ -339,9 +339,9 @@ TEST(TopTableTest, SortsByEveryColumn) {
   EXPECT_THAT(sorted(Column::kReserved, true), ElementsAre("c0", "B0", "a0"));
   EXPECT_THAT(sorted(Column::kName), ElementsAre("B0", "a0", "c0"));
   EXPECT_THAT(sorted(Column::kPid), ElementsAre("B0", "a0", "c0"));
-  EXPECT_THAT(sorted(Column::kAllocated), ElementsAre("a0", "c0", "B0"));  // equal ones by name
+  EXPECT_THAT(sorted(Column::kAllocated), ElementsAre("a0", "c0", "B0"));  // equal rows are in order of their names
   EXPECT_THAT(sorted(Column::kAllocated, true), ElementsAre("B0", "a0", "c0"));
-  EXPECT_THAT(sorted(Column::kFragmentation), ElementsAre("B0", "a0", "c0"));  // nothing reclaimable is in it
+  EXPECT_THAT(sorted(Column::kFragmentation), ElementsAre("B0", "a0", "c0"));  // excludes reclaimable memory
   for (int column = 0; column < kColumns; ++column) {
     EXPECT_EQ(sorted(static_cast<Column>(column)).size(), 3u);
     const absl::StatusOr<Column> parsed = ParseColumn(ColumnName(static_cast<Column>(column)));
@@ -396,7 +396,7 @@ class TopViewTest : public ::testing::Test {
     for (const std::string& line : Screen(view, rows, columns)) absl::StrAppend(&text, line, "\n");
     return text;
   }
-  // The name that the line about the selected session begins with.
+  // Returns the name at the beginning of the line about the selected session.
   static std::string Selected(TopView& view) {
     const std::string line = Screen(view)[21];
     return line.substr(0, line.find(' '));
@@ -421,7 +421,7 @@ TEST_F(TopViewTest, ShowsDevicesAndSessions) {
   EXPECT_LT(text.find("trainer "), text.find("server "));
   EXPECT_LT(text.find("server "), text.find("notebook "));
   EXPECT_THAT(text, HasSubstr("40.0M"));
-  EXPECT_THAT(text, HasSubstr(" 25.0% "));  // 10 of 40 MiB: what is reclaimable is no hole
+  EXPECT_THAT(text, HasSubstr(" 25.0% "));  // 10 of 40 MiB: reclaimable memory is no hole
   EXPECT_THAT(text, HasSubstr("no request was refused"));
   EXPECT_THAT(text, HasSubstr("h help"));
 }
@@ -449,7 +449,7 @@ TEST_F(TopViewTest, KeysSortAndSelect) {
   EXPECT_EQ(Selected(view_), "trainer");
   Type(view_, "n");
   EXPECT_THAT(Text(view_), HasSubstr("sorted by name"));
-  EXPECT_EQ(Selected(view_), "trainer");  // wherever it goes
+  EXPECT_EQ(Selected(view_), "trainer");  // selection follows the session
   view_.HandleKey(kKeyUp);
   EXPECT_EQ(Selected(view_), "server");
   view_.HandleKey(kKeyHome);
@@ -502,7 +502,7 @@ TEST_F(TopViewTest, SaysThatTheDaemonIsGone) {
   lost.failing_since = absl::FromUnixSeconds(7200);
   view_.SetData(lost);
   EXPECT_THAT(Text(view_), HasSubstr("no daemon since 02:00:00; trying again. nobody\\x1b[2J there"));
-  EXPECT_THAT(Text(view_), HasSubstr("trainer"));  // what was read before
+  EXPECT_THAT(Text(view_), HasSubstr("trainer"));  // figures read before
   view_.SetData(data_);
   EXPECT_THAT(Text(view_), Not(HasSubstr("no daemon")));
 }
@@ -568,15 +568,15 @@ TEST_F(TopViewTest, LastRefusal) {
 class TopQuestionTest : public TopViewTest {
  protected:
   void SetUp() override { view_.SetData(data_); }
-  // What Enter, or another key that is no character, does.
+  // Presses Enter, or another key without a character.
   void Press(Key key) { EXPECT_TRUE(view_.HandleKey(key)); }
-  // The screen as one line, so that it does not matter where its lines break.
+  // Returns the screen as one line, so that line breaks do not matter.
   std::string Shown(int rows = 24, int columns = 100) {
     std::string text = Text(view_, rows, columns);
     std::replace(text.begin(), text.end(), '\n', ' ');
     return text;
   }
-  // The daemon's sessions without this one.
+  // Returns the data without session `id`.
   TopData Without(uint64_t id) const {
     std::vector<v1::Session> sessions;
     for (const v1::Session& session : data_.overview.sessions.sessions()) {
@@ -598,7 +598,7 @@ TEST_F(TopQuestionTest, EndAsksAndNamesTheSession) {
   ASSERT_TRUE(order.has_value());
   EXPECT_EQ(order->session.id(), 2u);
   EXPECT_TRUE(std::holds_alternative<EndChange>(order->change));
-  EXPECT_FALSE(view_.TakeOrder().has_value());  // once
+  EXPECT_FALSE(view_.TakeOrder().has_value());  // view gives an order once
   EXPECT_THAT(Shown(), HasSubstr("End session server (id 2, uid 7): waiting for the daemon"));
   view_.SetResult(std::vector<std::string>{"ended; 30.00 MiB stays charged"});
   EXPECT_THAT(Shown(), HasSubstr("server (id 2): ended; 30.00 MiB stays charged"));
@@ -691,7 +691,7 @@ TEST_F(TopQuestionTest, ASessionThatEndedMeanwhileIsLeftAlone) {
   EXPECT_THAT(Shown(), HasSubstr("End session trainer (id 1, uid 7)?"));
   TopData lost = Data({});
   lost.status = absl::UnavailableError("nobody there");
-  view_.SetData(lost);  // what is not known has not ended
+  view_.SetData(lost);  // an unknown session has not ended
   EXPECT_THAT(Shown(), HasSubstr("End session trainer (id 1, uid 7)?"));
   view_.SetData(Without(1));
   EXPECT_THAT(Shown(), HasSubstr("Nothing was done: session trainer (id 1, uid 7) has ended."));
@@ -768,15 +768,15 @@ TEST_F(TopQuestionTest, TheSelectionStaysWithItsSession) {
   EXPECT_EQ(Selected(view_), "trainer");
   Type(view_, "j");
   EXPECT_EQ(Selected(view_), "server");
-  // On another device now.
+  // The session is on another device now.
   TopData moved = data_;
   moved.overview.sessions.mutable_sessions(1)->mutable_devices(0)->set_device(1);
   view_.SetData(moved);
   EXPECT_EQ(Selected(view_), "server");
-  // Who takes the place of one that has ended.
+  // The next session takes the ended session's place.
   view_.SetData(Without(2));
   EXPECT_EQ(Selected(view_), "notebook");
-  // Another session, which the next run of the daemon gives the same id.
+  // The next run of the daemon gives the id to another session.
   TopData next = data_;
   next.overview.sessions.set_run_id("next");
   next.overview.sessions.mutable_sessions(1)->set_id(3);
@@ -813,7 +813,7 @@ TEST(MapTest, CellsFollowTheBlocks) {
 
 TEST(MapTest, SmallHolesAreSeen) {
   std::vector<BlockSnapshot> blocks;
-  for (uint64_t i = 0; i < 1024; ++i) {  // one block in 512 is free
+  for (uint64_t i = 0; i < 1024; ++i) {  // every 512th block is free
     blocks.push_back(
         {.offset = i * 1024, .bytes = 1024, .state = i % 512 == 3 ? BlockState::kFree : BlockState::kAllocated});
   }
