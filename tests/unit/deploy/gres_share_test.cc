@@ -16,7 +16,7 @@ std::optional<uint64_t> Count(const char* details) {
 }
 
 TEST(GresShareTest, WhatSlurmWritesIsRead) {
-  EXPECT_EQ(Count("vram(CNT:8192)"), 8192u);  // seen in 22.05
+  EXPECT_EQ(Count("vram(CNT:8192)"), 8192u);  // form seen in Slurm 22.05
   EXPECT_EQ(Count("vram:a100(CNT:8192)"), 8192u);
   EXPECT_EQ(Count("vram:8192"), 8192u);
   EXPECT_EQ(Count("vram:a100:8192"), 8192u);

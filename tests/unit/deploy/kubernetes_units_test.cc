@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Units: how the kubelet names a share of a device's memory.
+// Units: the kubelet's names for shares of a device's memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DaemonClient and UnitClaims(): claims as a daemon that is played tells them.
+// DaemonClient and UnitClaims(): claims told by a played daemon.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Two claims to a page.
+// Lists two claims to a page.
 class PlayedAdmin : public v1::Admin::Service {
  public:
   grpc::Status ListClaims(grpc::ServerContext* /*context*/, const v1::ListClaimsRequest* request,
@@ -120,7 +120,7 @@ TEST(UnitClaimsTest, AreThePluginsOwnThatAreNotEnding) {
   others.mutable_terms()->mutable_labels()->clear();
   v1::Claim used = claim("used");
   used.set_sessions(1);
-  v1::Claim left = claim("left");  // memory without a session: a child's
+  v1::Claim left = claim("left");  // memory of a child, without a session
   left.mutable_devices(1)->set_reserved_bytes(1);
   const std::vector<UnitClaim> claims =
       UnitClaims({claim("idle"), others, used, left, claim("draining", v1::CLAIM_STATE_DRAINING),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PodClaims: claims and the kubelet's list of pods, compared.
+// PodClaims: a comparison of claims with the kubelet's list of pods.
 #include "deploy/kubernetes/pod_claims.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ constexpr char kResource[] = "vrambroker.dev/memory-256mi";
 constexpr auto kWhile = PodClaims::kUnlistedFor;
 constexpr std::chrono::seconds kSecond(1);
 
-// Idle.
+// Returns an idle claim.
 UnitClaim Claim(const std::string& name, const std::string& units) {
   return {.name = name,
           .labels = {{kResourceLabel, kResource}, {kDeviceLabel, "GPU-1"}, {kUnitsLabel, units}},
@@ -51,7 +51,7 @@ class PodClaimsTest : public ::testing::Test {
                        std::chrono::seconds after = std::chrono::seconds(0)) {
     return pod_claims_.Compare(claims, containers, start_ + after);
   }
-  // So often that it would be enough, if it were for long enough.
+  // Compares often enough for a drain, but not for long enough.
   void CompareOften(const std::vector<UnitClaim>& claims, const std::vector<ContainerUnits>& containers,
                     std::chrono::seconds after = std::chrono::seconds(0)) {
     for (int i = 0; i < PodClaims::kUnlistedTimes; ++i) {
@@ -87,7 +87,7 @@ TEST_F(PodClaimsTest, AClaimIsDrainedWhenItsPodIsListedNoMore) {
   EXPECT_THAT(Compare(claims, {}, kWhile).drain, ElementsAre("a", "b"));
 }
 
-// As after a pause, in which the kubelet has started.
+// A pause with a start of the kubelet leaves few lists.
 TEST_F(PodClaimsTest, FewListsDoNotDrain) {
   const std::vector<UnitClaim> claims = {OfPod(Claim("a", "0-1"), "trainer")};
   EXPECT_THAT(Compare(claims, {}).drain, IsEmpty());
@@ -103,7 +103,7 @@ TEST_F(PodClaimsTest, AClaimThatIsListedAgainIsUnlistedAnew) {
   EXPECT_THAT(Compare(claims, {}, 2 * kWhile + kSecond).drain, ElementsAre("a"));
 }
 
-// What uses it has not gone, whatever the kubelet has forgotten.
+// A claim in use still has its processes, even if the kubelet has forgotten the pod.
 TEST_F(PodClaimsTest, AClaimInUseIsNotDrained) {
   std::vector<UnitClaim> claims = {OfPod(Claim("a", "0-1"), "trainer"), OfPod(Claim("b", "2-3"), "trainer")};
   for (UnitClaim& claim : claims) claim.is_idle = false;
@@ -114,7 +114,7 @@ TEST_F(PodClaimsTest, AClaimInUseIsNotDrained) {
   EXPECT_THAT(Compare(claims, other, 1000 * kWhile).drain, ElementsAre("a", "b"));
 }
 
-// Of an init container, for one: its image may take minutes to come.
+// The claim may belong to an init container, for example. The container's image may take minutes to arrive.
 TEST_F(PodClaimsTest, AClaimThatNoListHasShownIsKeptForLong) {
   const std::vector<UnitClaim> claims = {Claim("a", "0-1")};
   CompareOften(claims, {});
@@ -134,7 +134,7 @@ TEST_F(PodClaimsTest, AClaimGoesWhenItsUnitsAreGivenAgain) {
   EXPECT_EQ(changes.label[0].name, "new");
 }
 
-// At once: by then the old pod had been listed.
+// The change comes at once, because the old pod had already been listed.
 TEST_F(PodClaimsTest, AClaimOfAListedPodGoesWhenItsUnitsAreGivenAgain) {
   pod_claims_.NoteCreated("old", start_);
   UnitClaim old_claim = OfPod(Claim("old", "0"), "trainer");
@@ -144,7 +144,7 @@ TEST_F(PodClaimsTest, AClaimOfAListedPodGoesWhenItsUnitsAreGivenAgain) {
   const ClaimChanges changes = Compare({old_claim, Claim("new", "0")}, containers, kWhile);
   EXPECT_THAT(changes.drain, IsEmpty());
   ASSERT_THAT(changes.label, SizeIs(1));
-  // It is known when the old one's last process has ended, too.
+  // The end of the old claim's last process is still noticed afterwards.
   old_claim.is_idle = true;
   EXPECT_THAT(Compare({old_claim, changes.label[0]}, containers, 2 * kWhile).drain, ElementsAre("old"));
 }
@@ -169,7 +169,7 @@ TEST_F(PodClaimsTest, PodsOfTheSameNameInOtherNamespacesAreOthers) {
   EXPECT_THAT(Compare({OfPod(Claim("a", "0"), "trainer")}, {other}).drain, ElementsAre("a"));
 }
 
-// The kubelet asks for an init container's units and for those of the containers after it before it starts any of them.
+// The kubelet asks for the units of an init container and of the later containers before starting any container.
 TEST_F(PodClaimsTest, AnInitContainersClaimIsKeptWithItsPod) {
   pod_claims_.NoteCreated("init", start_);
   pod_claims_.NoteCreated("main", start_ + kSecond);
