@@ -22,7 +22,7 @@ PUBLIC void* dlsym(void* handle, const char* name) {
   return next(handle, name);
 }
 
-/* A function of this library alone. Its question for the next getpid gets the C library's getpid. */
+/* A function of this library alone. The function's question for the next getpid gets the C library's getpid. */
 PUBLIC int getpid_of_other(void) {
   int (*next)(void) = dlsym(RTLD_NEXT, "getpid");
   return next();

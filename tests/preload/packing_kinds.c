@@ -386,7 +386,7 @@ PUBLIC int cuStreamQuery(void* stream) {
   return OK;
 }
 
-/* --- graphs that allocate --- */
+/* --- allocating graphs --- */
 
 struct allocation {
   struct properties properties;

@@ -128,7 +128,7 @@ TEST_F(PreloadProtocol, ADaemonThatIsBusyIsAskedAgain) {
   EXPECT_GE(daemon.Calls(VRAMBROKER_COUNT_CHARGE), 4);
 }
 
-// A device without an answer would seem not served, and memory held there would not be counted.
+// A device without an answer would seem not served, and memory on the device would not be counted.
 TEST_F(PreloadProtocol, ADaemonThatIsBusyWhenASessionBeginsIsAskedAgain) {
   PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   daemon.SetBusy(VRAMBROKER_COUNT_INFO, 2);

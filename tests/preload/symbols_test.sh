@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# libvrambroker-preload.so needs nothing but the C library, of version 2.17 or later. The library exports hooks, dlsym
+# libvrambroker-preload.so needs only the C library, of version 2.17 or later. The library exports hooks, dlsym
 # and dlvsym. Usage: symbols_test.sh LIBRARY
 set -eu
 library=$1

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A program on the real CUDA runtime. Its builds differ in the runtime's linking, static or dynamic, and in the default
-// stream, legacy or per thread. Only the runtime's questions to the driver matter (witness.c), not the runtime's
-// success on the substitute.
+// A program on the real CUDA runtime. The program's builds differ in the runtime's linking, static or dynamic, and in
+// the default stream, legacy or per thread. Only the runtime's questions to the driver matter (witness.c), not the
+// runtime's success on the substitute.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 

@@ -2,7 +2,7 @@
 //
 // A driver in plain C with calls of no cost. Replaces the substitute where older C libraries cannot load the
 // substitute, and measures the cost of the code in front of a driver. Has one GPU with the UUID of the substitute's
-// first GPU. Counts nothing and refuses nothing. Places addresses like the real driver: in blocks of 2 MiB, with small
+// first GPU. Counts no memory, and refuses none. Places addresses like the real driver: in blocks of 2 MiB, with small
 // allocations together. Supports one thread only.
 #include <stddef.h>
 #include <stdint.h>

@@ -2,7 +2,7 @@
 //
 // one_allocation DRIVER BYTES: loads the driver, allocates, and prints the driver's answer. Built as a normal program,
 // with AddressSanitizer, with ThreadSanitizer, and as a static program. The static program contains the driver, because
-// no dynamic linker is there to load a library.
+// no dynamic linker loads a library.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

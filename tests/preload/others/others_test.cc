@@ -64,7 +64,7 @@ TEST_F(PreloadOthers, ProgramWithAddressSanitizerIsHeld) {
   EXPECT_EQ(result.out, kOutOfMemory) << result.err;
 }
 
-// Without verify_asan_link_order=0, the shared runtime of g++ may refuse every preloaded library, and says why.
+// The shared runtime of g++ may refuse every preloaded library without verify_asan_link_order=0, and says why.
 TEST_F(PreloadOthers, AddressSanitizerThatRefusesSaysSo) {
   const RunResult result = Allocate(Built("one_allocation_asan"));
   if (result.exit_code == 0) {

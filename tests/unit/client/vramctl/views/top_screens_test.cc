@@ -125,7 +125,7 @@ class TopScreensTest : public ::testing::Test {
   TopView view_{{.utf8 = true, .user_name = NameOf, .time_zone = absl::UTCTimeZone()}};
 };
 
-// ---- Texts that fit ----
+// ---- Fitting texts ----
 
 TEST(TopTextTest, NamesLoseTheirMiddle) {
   EXPECT_EQ(ShortenMiddle("worker-17", 9, false), "worker-17");

@@ -748,7 +748,7 @@ TEST_F(TopQuestionTest, IsWholeOnSmallTerminals) {
   EXPECT_THAT(Shown(5, 40), HasSubstr("Failed: End session trainer (id 1, uid 7): uid 1000 may not change sessions: no "
                                       "rule gives it the right ADMIN"));
   Press(kKeyEscape);
-  // The selected row and the keys are there, too.
+  // The selected row and the keys are visible, too.
   EXPECT_THAT(Text(view_, 5, 40), HasSubstr("\ntrainer "));
   EXPECT_THAT(Text(view_, 5, 40), HasSubstr("\nh help  q quit  L limit  T trim  E end\n"));
 }
