@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The grammar's table, tests/support/amounts.txt. Python reads it, too.
+// The table of the grammar is tests/support/amounts.txt. The Python tests read the table, too.
 #include "allocator/base/amounts.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ using ::testing::StartsWith;
 struct Row {
   std::string kind;
   std::string text;
-  std::string value;  // empty: it is refused
+  std::string value;  // empty: the parser refuses the text
   std::string error;
 };
 

@@ -10,7 +10,7 @@ namespace {
 
 class LockOrderTest : public testing::Test {
  protected:
-  // Without annotations, so that clang does not see what the test does wrong.
+  // The functions have no annotations, because clang would find the deliberate faults of the test.
   static void Lock(Mutex& mu) ABSL_NO_THREAD_SAFETY_ANALYSIS { mu.Lock(); }
   static void Unlock(Mutex& mu) ABSL_NO_THREAD_SAFETY_ANALYSIS { mu.Unlock(); }
 
@@ -23,7 +23,7 @@ TEST_F(LockOrderTest, DeeperLocksNest) {
   Lock(session_);
   Lock(pool_);
   Lock(leaf_);
-  Unlock(session_);  // in any order
+  Unlock(session_);  // any order of unlocking is allowed
   Unlock(leaf_);
   Lock(leaf_);
   Unlock(leaf_);

@@ -26,13 +26,13 @@ TEST(Utf8Test, WhatIsNoCharacterIsReplaced) {
   };
   const std::vector<Case> cases = {
       {"\xff", 1},
-      {"\x80", 1},              // continues nothing
-      {"\xC3", 1},              // cut off
-      {"\xE2\x82", 2},          // cut off
-      {"\xC0\x80", 2},          // too long for what it says
-      {"\xE0\x9F\xBF", 3},      // the same
-      {"\xF0\x8F\xBF\xBF", 4},  // the same
-      {"\xED\xA0\x80", 3},      // half of a pair of UTF-16
+      {"\x80", 1},              // a continuation byte without a first byte
+      {"\xC3", 1},              // a cut character
+      {"\xE2\x82", 2},          // a cut character
+      {"\xC0\x80", 2},          // an overlong form
+      {"\xE0\x9F\xBF", 3},      // an overlong form
+      {"\xF0\x8F\xBF\xBF", 4},  // an overlong form
+      {"\xED\xA0\x80", 3},      // half of a UTF-16 pair
       {"\xF4\x90\x80\x80", 4},  // beyond the last character
       {"\xF5\x80\x80\x80", 4},
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A machine of the substitute of NVIDIA's driver, and processes that use it.
+// A machine of the substitute of NVIDIA's driver, and processes on the machine.
 #ifndef VRAMBROKER_TESTS_UNIT_ALLOCATOR_DEVICE_CUDA_SUBSTITUTE_FIXTURE_H_
 #define VRAMBROKER_TESTS_UNIT_ALLOCATOR_DEVICE_CUDA_SUBSTITUTE_FIXTURE_H_
 
@@ -24,11 +24,11 @@ namespace vrambroker::cuda_substitute {
 inline constexpr size_t kBytes = size_t{4} << 20;
 
 inline constexpr uint64_t kAll = uint64_t{64} << 20;     // memory of a GPU
-inline constexpr uint64_t kContext = uint64_t{2} << 20;  // that a context takes
+inline constexpr uint64_t kContext = uint64_t{2} << 20;  // memory of a context
 
 inline constexpr int kNoGpu = -1;
 
-// A process of its own that uses `gpu`, or nothing of CUDA yet; ends with what `work` returns.
+// A new process that uses `gpu`, or no CUDA yet. The process ends with the result of `work`.
 class Process {
  public:
   explicit Process(const std::function<int()>& work, int gpu = 0) : pid_(fork()) {
@@ -64,7 +64,7 @@ class CudaSubstituteTest : public ::testing::Test {
     std::filesystem::remove_all(machine_);
   }
 
-  // In a process that exports: an allocation filled with 'x', its handle told to the others.
+  // Exports an allocation filled with 'x', and sends the handle to the other processes.
   CUdeviceptr Export() {
     CUdeviceptr memory = 0;
     CUipcMemHandle handle;

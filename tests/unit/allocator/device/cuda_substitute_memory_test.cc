@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kinds of memory of the substitute of NVIDIA's driver: what takes device memory, what does not, and with what it goes.
+// Kinds of memory in the substitute of NVIDIA's driver: which kinds take device memory, and when each kind is freed.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -106,13 +106,13 @@ TEST_F(CudaSubstituteTest, ArraysTakeMemoryUntilTheyAreDestroyed) {
   const Process process([&] {
     const CUDA_ARRAY_DESCRIPTOR flat = {
         .Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_UNSIGNED_INT8, .NumChannels = 2};
-    const CUDA_ARRAY3D_DESCRIPTOR deep = Described(256, 256, 8, 0);  // of 8 MiB
+    const CUDA_ARRAY3D_DESCRIPTOR deep = Described(256, 256, 8, 0);  // 8 MiB
     CUarray first = nullptr;
     CUarray second = nullptr;
     CUmipmappedArray mipmapped = nullptr;
     if (cuArrayCreate_v2(&first, &flat) != CUDA_SUCCESS || UsedBytes(machine_, 0) != kContext + (2 << 20)) return 1;
     if (cuArray3DCreate_v2(&second, &deep) != CUDA_SUCCESS || UsedBytes(machine_, 0) != kContext + (10 << 20)) return 2;
-    // Half of each extent: an eighth of the elements.
+    // The second level has half of each extent: an eighth of the elements.
     if (cuMipmappedArrayCreate(&mipmapped, &deep, 2) != CUDA_SUCCESS) return 3;
     if (UsedBytes(machine_, 0) != kContext + (20 << 20)) return 4;
     CUDA_ARRAY_MEMORY_REQUIREMENTS requirements = {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The substitute of NVIDIA's management library: what it says of the machine of the substitute of the driver.
+// The substitute of NVIDIA's management library reports the machine of the driver's substitute.
 #include "tests/cuda_substitute/nvml.h"
 
 #include <gtest/gtest.h>

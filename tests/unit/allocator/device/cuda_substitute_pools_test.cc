@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory in the order of streams, of the substitute of NVIDIA's driver: what pools and graphs reserve, keep and give
-// back.
+// Stream-ordered memory in the substitute of NVIDIA's driver: memory that pools and graphs reserve, keep and give back.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -18,7 +17,7 @@ constexpr uint64_t kPoolBlock = uint64_t{32} << 20;
 
 class CudaSubstitutePoolTest : public CudaSubstituteTest {
  protected:
-  // Without the context.
+  // Leaves out the context's memory.
   uint64_t Used() { return UsedBytes(machine_, 0) - kContext; }
 };
 
@@ -139,7 +138,7 @@ TEST_F(CudaSubstitutePoolTest, FreedMemoryIsUsedAgainInTheOrderOfItsStream) {
     const CUdeviceptr memory = Take(kPoolBlock, stream);
     Launch(stream, std::chrono::hours(1));
     if (cuMemFreeAsync(memory, stream) != CUDA_SUCCESS) return 1;
-    // The free has not happened: nothing can be trimmed, and another stream gets other memory.
+    // The free is still pending: trimming returns no memory, and another stream gets other memory.
     if (cuMemPoolTrimTo(DefaultPool(), 0) != CUDA_SUCCESS || Used() != kPoolBlock) return 2;
     CUdeviceptr other = 0;
     if (cuMemAllocAsync(&other, kBytes, NewStream()) != CUDA_SUCCESS || Used() == kPoolBlock) return 3;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The substitute answers as NVIDIA's own libcuda.so.1 does, as far as that can be asked without a GPU.
+// The substitute answers like NVIDIA's own libcuda.so.1, for every question that needs no GPU.
 #include <dlfcn.h>
 #include <grp.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ const std::set<std::string>& LackingFirst() {
   return names;
 }
 
-// The functions of the substitute, by name.
+// Functions of the substitute, by name.
 const std::map<std::string, void*>& Functions() {
   static const auto& functions = *[] {
     auto* const all = new std::map<std::string, void*>;
@@ -66,7 +66,7 @@ std::set<std::string> Bases() {
   return bases;
 }
 
-// A driver's answer to both forms of cuGetProcAddress; pointers that were left alone are `this`.
+// A driver's answers to both forms of cuGetProcAddress. A pointer that the driver leaves alone stays `this`.
 struct BothAnswers {
   CUresult error = CUDA_SUCCESS;
   CUresult error_of_first = CUDA_SUCCESS;
@@ -219,7 +219,7 @@ TEST_F(RealDriverTest, WithoutAGpuBothSayTheSame) {
     EXPECT_EQ(pipe(ends), 0);
     const Process process(
         [&] {
-          // As root the real library makes a device file (/dev/nvidiactl), which stays.
+          // For root, the real library makes a device file (/dev/nvidiactl), which stays.
           if (geteuid() == 0 && (setgroups(0, nullptr) != 0 || setgid(65534) != 0 || setuid(65534) != 0)) return 1;
           const std::string text =
               TextOf(WithoutAGpu([&](const char* name, auto ours) { return real ? Real(name, ours) : ours; }));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The substitute of NVIDIA's driver gives its functions by name and version as cuGetProcAddress does.
+// The substitute of NVIDIA's driver gives functions by name and version, like cuGetProcAddress.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ void* Exported(const std::string& name) {
   return dlsym(library, name.c_str());
 }
 
-// What the driver gives, and why it gives nothing.
+// The driver's function, or the reason for a missing function.
 struct Answer {
   CUresult error = CUDA_SUCCESS;
   void* function = nullptr;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The substitute of NVIDIA's driver keeps the rules that its README names: tests over it prove nothing otherwise.
+// The substitute of NVIDIA's driver keeps the rules in its README. Without the rules, tests over the substitute prove
+// nothing.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -98,7 +99,7 @@ TEST_F(CudaSubstituteTest, MemoryLivesWhileItIsOpen) {
       EXPECT_EQ(UsedBytes(machine_, 0), contexts + kBytes);
     } else {
       Go();
-      ASSERT_EQ(read(free[0], &byte, 1), 1);  // before the user opens it again
+      ASSERT_EQ(read(free[0], &byte, 1), 1);  // the owner frees before the user opens the handle again
     }
     (void)!write(closing[1], &byte, 1);
     EXPECT_EQ(user.Wait(), 0);
@@ -120,7 +121,7 @@ TEST_F(CudaSubstituteTest, NewMemoryIsNotClearedAndTheCpuCannotTouchIt) {
     return 3;
   });
   const int result = process.Wait();
-  if (testing_support::kSanitized) {  // which exits when there is a signal
+  if (testing_support::kSanitized) {  // a sanitizer exits at a signal
     EXPECT_NE(result, 2) << "cleared";
     EXPECT_NE(result, 3) << "touched";
   } else {
@@ -192,7 +193,7 @@ TEST_F(CudaSubstituteTest, FaultsHitTheCallThatTheyName) {
 constexpr CUstreamCaptureMode kCaptureModes[] = {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
                                                  CU_STREAM_CAPTURE_MODE_RELAXED};
 
-// What comes of a capture of `stream` during which another thread, on the same GPU, does `disturb`.
+// The result of a capture of `stream` while another thread runs `disturb` on the same GPU.
 CUresult Capture(CUstream stream, CUstreamCaptureMode mode, const std::function<void()>& disturb) {
   CUgraph graph = nullptr;
   if (cuStreamBeginCapture_v2(stream, mode) != CUDA_SUCCESS) std::abort();
@@ -221,7 +222,7 @@ TEST_F(CudaSubstituteTest, WaitingForTheDeviceMakesItsCapturesInvalidInAnyMode) 
         if (refused != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return 3;
         if (result != CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) return 4;
       }
-      // Of another device it is none of their business.
+      // A wait for another device leaves the capture valid.
       if (Capture(stream, mode, [] {
             if (UseGpu(1) != CUDA_SUCCESS || cuCtxSynchronize() != CUDA_SUCCESS) std::abort();
           }) != CUDA_SUCCESS) {
@@ -263,7 +264,7 @@ TEST_F(CudaSubstituteTest, TheDefaultStreamIncludesBlockingStreamsThatAreCapture
     CUevent event = nullptr;
     if (cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) return 2;
     CUresult said = CUDA_SUCCESS;
-    // Only asking whether it is captured is harmless.
+    // A query of the capture state is harmless.
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (Capture(blocking, CU_STREAM_CAPTURE_MODE_RELAXED, [&] { said = cuStreamIsCapturing(nullptr, &status); }) !=
         CUDA_SUCCESS) {
@@ -286,7 +287,7 @@ TEST_F(CudaSubstituteTest, TheDefaultStreamIncludesBlockingStreamsThatAreCapture
 
 // ---- Not of the substitute: of CudaDevice, which only a machine whose contexts take memory can show ----
 
-// The devices of this process, or an end of it.
+// The devices of the process. Exits without two devices.
 std::vector<std::unique_ptr<Device>> TwoDevices() {
   absl::StatusOr<std::vector<std::unique_ptr<Device>>> devices = MakeCudaDevices();
   if (!devices.ok() || devices->size() != 2) _exit(101);
@@ -383,7 +384,7 @@ TEST_F(CudaSubstituteTest, WithoutAContextOrADriverThatWasStartedCallsAreRefused
   EXPECT_EQ(process.Wait(), 0);
 }
 
-// As cudaDeviceReset() does. The thread's stack of contexts keeps the one that was destroyed.
+// Resets the device like cudaDeviceReset(). The thread's stack of contexts keeps the destroyed context.
 TEST_F(CudaSubstituteTest, AfterTheApplicationHasResetADeviceItIsUsedAnew) {
   const Process process([&] {
     const auto devices = TwoDevices();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory by handle of the substitute of NVIDIA's driver: it lives while a handle, a mapping, an import or an exported
-// file does.
+// Memory by handle in the substitute of NVIDIA's driver. The memory lives as long as a handle, a mapping, an import or
+// an exported file.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -53,7 +53,7 @@ CUresult Import(MemoryHandle* handle, int fd) {
                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
-// A file descriptor passed to another process.
+// A file descriptor that one process passes to another.
 class Passing {
  public:
   Passing() {
@@ -213,7 +213,7 @@ TEST_F(CudaSubstituteVmmTest, AnImportOutlivesItsExporter) {
     if (Import(&first, 0) != CUDA_ERROR_INVALID_VALUE) return 1;
     if (Import(&first, fd) != CUDA_SUCCESS || Import(&second, fd) != CUDA_SUCCESS) return 2;
     close(fd);
-    imported.Send(STDOUT_FILENO);  // it is imported
+    imported.Send(STDOUT_FILENO);  // the import is done
     AwaitGo();
     const CUdeviceptr address = Reserve(kBytes);
     char byte = 0;

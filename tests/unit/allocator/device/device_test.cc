@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every Device promises (allocator/device/device.h), tried on each one that this machine has: the host device
-// always, CUDA devices where there are any. What another process sees is tried with another process: this program
-// again, called as `device_test --peer ...`.
+// Promises of every Device (allocator/device/device.h), tested on each device of the machine: always on the host
+// device, and on CUDA devices if present. A second process checks the view from outside: the test starts itself again
+// as `device_test --peer ...`.
 #include "allocator/device/device.h"
 
 #include <fcntl.h>
@@ -69,7 +69,7 @@ std::vector<Maker> Makers() {
 
 // ---- The other process ----
 
-// Opens a segment, expects `expected` in every byte, fills it with `fill`, closes it.
+// Opens a segment, expects `expected` in every byte, fills the segment with `fill`, and closes the segment.
 absl::Status BePeer(Device& device, const SegmentHandle& handle, uint64_t bytes, char expected, char fill) {
   absl::StatusOr<void*> address = device.OpenHandle(handle, bytes);
   if (!address.ok()) return address.status();
@@ -103,7 +103,7 @@ int PeerMain(char** args) {
   return status.ok() ? 0 : 1;
 }
 
-// Runs this program as the peer; true when it found what it expected.
+// Runs the test program as the peer. Returns true if the peer finds the expected bytes.
 bool RunPeer(const DeviceProperties& properties, const SegmentHandle& handle, uint64_t bytes, char expected,
              char fill) {
   const auto* fd = std::get_if<UniqueFd>(&handle);
@@ -147,7 +147,7 @@ class DeviceTest : public ::testing::TestWithParam<Maker> {
     return handle.ok() ? *std::move(handle) : SegmentHandle();
   }
 
-  // The owner's own address of a segment; CUDA opens no handle in the process that exported it.
+  // The owner's own address of a segment. CUDA opens no handle in the exporting process.
   void* View(const DeviceSegment& segment) {
     if (segment.address != 0) return reinterpret_cast<void*>(segment.address);
     absl::StatusOr<void*> address = device_->OpenHandle(Export(segment), segment.bytes);
@@ -209,7 +209,7 @@ TEST_P(DeviceTest, RefusesWhatItHasNoRoomForAndGoesOn) {
 }
 
 TEST_P(DeviceTest, RoomComesBackWithASegment) {
-  // Far more than the device has, one after the other.
+  // The loop allocates four times the device's memory, one segment at a time.
   const uint64_t bytes = device_->properties().total_bytes / 3 / 2_MiB * 2_MiB;
   for (int i = 0; i < 12; ++i) {
     const DeviceSegment segment = Allocate(bytes);
@@ -374,7 +374,7 @@ TEST_F(HostDeviceTest, TwoMappingsShowOneSegment) {
   const SegmentHandle second = device_->ExportSegment(segment).value();
   EXPECT_NE(std::get<UniqueFd>(first).get(), std::get<UniqueFd>(second).get());
   auto* a = static_cast<char*>(device_->OpenHandle(first, 2_MiB).value());
-  // As a client process does: with a device of its own.
+  // A client process, too, opens handles with a new Device.
   const std::unique_ptr<Device> opener = MakeHostDevice(0, 0);
   auto* b = static_cast<char*>(opener->OpenHandle(second, 2_MiB).value());
   ASSERT_NE(a, b);
@@ -419,7 +419,7 @@ TEST_F(HostDeviceTest, DescriptorsDoNotLeakIntoOtherPrograms) {
   EXPECT_EQ(device_->FreeSegment(segment), absl::OkStatus());
 }
 
-// A child made by fork(), which inherits every descriptor and mapping, runs `prepare`, and stays until Stop().
+// A child made by fork() inherits every descriptor and mapping, runs `prepare`, and stays until Stop().
 class ForkedChild {
  public:
   explicit ForkedChild(const std::function<bool()>& prepare) {
@@ -448,7 +448,7 @@ class ForkedChild {
   pid_t pid() const { return pid_; }
   void Stop() {
     if (!stop_.valid()) return;
-    // Closing would not do: children forked later have the pipe, too.
+    // Closing the pipe would not end the child, because children forked later hold the pipe, too.
     EXPECT_EQ(write(stop_.get(), "s", 1), 1);
     stop_.Reset();
     int status = 0;
@@ -457,11 +457,11 @@ class ForkedChild {
   }
 
  private:
-  UniqueFd stop_;  // the child ends when this is written to
+  UniqueFd stop_;  // the child ends at a write
   pid_t pid_ = -1;
 };
 
-// SEGMENT:PID of each, in order.
+// SEGMENT:PID of each holder, in order.
 std::vector<std::string> HoldersOf(Device& device, const std::vector<DeviceSegment>& segments) {
   std::vector<std::string> found;
   const absl::StatusOr<SegmentHolders> holders = device.FindHolders(segments);
@@ -481,7 +481,7 @@ TEST_F(HostDeviceTest, AForkedChildThatHasADescriptorIsNamed) {
   ForkedChild of_one([&] { return close(a.fd) == 0 && close(c.fd) == 0; });
   std::vector<std::string> of_b = {absl::StrCat("1:", of_two.pid()), absl::StrCat("1:", of_one.pid())};
   std::sort(of_b.begin(), of_b.end(), [](const auto& x, const auto& y) {
-    return std::pair(x.size(), x) < std::pair(y.size(), y);  // as numbers
+    return std::pair(x.size(), x) < std::pair(y.size(), y);  // order of numbers
   });
   EXPECT_THAT(HoldersOf(*device_, {a, b, c}), ElementsAre(of_b[0], of_b[1], absl::StrCat("2:", of_two.pid())));
   EXPECT_THAT(HoldersOf(*device_, {a}), IsEmpty());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who holds a memory file, also for a daemon that is not root.
+// Holders of a memory file, also for a daemon without root.
 #include "allocator/device/file_holders.h"
 
 #include <fcntl.h>
@@ -54,7 +54,7 @@ struct Seen {
   uint64_t unread = 0;
 };
 
-// Leaves this process `spare` descriptors.
+// Leaves the process `spare` free descriptors.
 void UseUpDescriptors(int spare) {
   const rlimit limit = {.rlim_cur = 256, .rlim_max = 256};
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) _exit(101);
@@ -63,7 +63,7 @@ void UseUpDescriptors(int spare) {
   for (int i = 0; i < spare; ++i) close(last - i);
 }
 
-// What a process of another user than `holder` finds; with `spare` descriptors, or as many as it likes.
+// The findings of a process under another user than `holder`: with `spare` free descriptors, or without a limit.
 Seen Look(int fd, pid_t holder, uint64_t capabilities, std::optional<int> spare = std::nullopt) {
   std::array<int, 2> pipe_fds = {};
   EXPECT_EQ(pipe(pipe_fds.data()), 0);
@@ -98,7 +98,7 @@ TEST(FileHoldersTest, CapSysPtraceIsEnough) {
   if (status != 0) GTEST_SKIP() << "this root may not change its user or keep CAP_SYS_PTRACE: a container's?";
   ASSERT_GT(waitpid(RunAs(kOther, 0, [] {}), &status, 0), 0);
   if (status != 0) GTEST_SKIP() << "this root may not become uid " << kOther;
-  // Open, and not mapped.
+  // The holder has the file open, but not mapped.
   const pid_t holder = RunAs(kOther, 0, [] { pause(); });
   ASSERT_GT(holder, 0);
   const uint64_t ptrace = uint64_t{1} << CAP_SYS_PTRACE;
@@ -110,7 +110,8 @@ TEST(FileHoldersTest, CapSysPtraceIsEnough) {
   const Seen without = Look(fd, holder, 0);
   EXPECT_FALSE(without.found);
   EXPECT_GT(without.unread, root->unread_processes) << "what cannot be told is said";
-  // /proc, task, fdinfo, and one of its files: with fewer than four, it must not seem that nobody holds the file.
+  // The search needs four descriptors: /proc, task, fdinfo, and a file in fdinfo. With fewer, the search must fail,
+  // because an empty result would claim that the file has no holder.
   for (const int spare : {0, 1, 2, 3}) EXPECT_FALSE(Look(fd, holder, ptrace, spare).ok) << spare;
   EXPECT_TRUE(Look(fd, holder, ptrace, 4).found);
   kill(holder, SIGKILL);
@@ -126,14 +127,14 @@ bool IsHolder(int fd, pid_t pid) {
                                      [pid](const SegmentHolders::Holder& holder) { return holder.pid == pid; });
 }
 
-// What /proc/PID shows is the main thread's; the others live on when it ends.
+// /proc/PID shows only the main thread. The other threads live on when the main thread ends.
 TEST(FileHoldersTest, AProcessWhoseMainThreadHasEndedHoldsWhatItsOthersHold) {
   const int fd = memfd_create(kName, MFD_CLOEXEC);
   ASSERT_GE(fd, 0);
   ASSERT_EQ(ftruncate(fd, 4096), 0);
   const auto end_main_thread = [](pid_t main_thread) {
     std::thread([main_thread] {
-      // The main thread is a zombie now, and has nothing open.
+      // The main thread is a zombie now, and has no open file.
       while (StateOfThread(main_thread) != 'Z') {
       }
       Child::Stay();
@@ -207,7 +208,7 @@ TEST(LeftFilesTest, FindsWhatOthersHoldOfAnEarlierProcess) {
   struct stat mapped_file = {};
   ASSERT_EQ(fstat(mapped, &mapped_file), 0);
   const Child child([&] {
-    // Not all of it: it is there all the same.
+    // A mapping of half of the file holds the whole file.
     if (mmap(nullptr, 4096, PROT_READ, MAP_SHARED, mapped, 4096) == MAP_FAILED) _exit(1);
     close(mapped);
     Child::Stay();
@@ -241,8 +242,8 @@ TEST(LeftFilesTest, AnotherUsersFilesAreNotOurs) {
   EXPECT_EQ(left->segments.size(), 0u);
 }
 
-// Whose a mapped file is, is seen by root, and by those who have CAP_CHECKPOINT_RESTORE. Without it, a name is believed
-// of processes that could not profit from forging it.
+// Only root and processes with CAP_CHECKPOINT_RESTORE see the owner of a mapped file. Without CAP_CHECKPOINT_RESTORE,
+// the search believes a file's name only in processes that gain nothing from a forged name.
 TEST(LeftFilesTest, WithoutTheRightToSeeAFileTheNameCountsOfProcessesOfOurOwn) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become other users";
   int status = -1;
@@ -260,7 +261,7 @@ TEST(LeftFilesTest, WithoutTheRightToSeeAFileTheNameCountsOfProcessesOfOurOwn) {
       Child::Stay();
     });
   };
-  // The bytes that are found, as the exit code: 4096, as the name says, or what the file has.
+  // Returns 0 for no segment, 1 for the size in the file's name (4096 bytes), 2 for the file's own size.
   const auto found = [&](uint64_t capabilities) {
     const pid_t looker = RunAs(kNobody, capabilities, [&] {
       const absl::StatusOr<LeftSegments> left = FindLeftFiles(name, BytesOf, RecordedFiles());
@@ -297,15 +298,15 @@ TEST(LeftFilesTest, AFileInAFolderIsNoMemoryFile) {
   EXPECT_EQ(left->segments.size(), 0u);
 }
 
-// As the service runs: a user of its own and two capabilities, with clients of other users.
+// The service runs under its own user, with two capabilities, and has clients of other users.
 class RecordedFilesTest : public ::testing::Test {
  protected:
-  // What is found in one process.
+  // Findings in one process.
   struct Left {
     bool ok = false;
     uint64_t segments = 0;
     uint64_t bytes = 0;
-    uint64_t unread = 0;  // of all processes
+    uint64_t unread = 0;  // count over all processes
   };
 
   void SetUp() override {
@@ -321,7 +322,7 @@ class RecordedFilesTest : public ::testing::Test {
     if (!has_inodes) GTEST_SKIP() << "needs Linux 5.14";
   }
 
-  // A file of `bytes` of the name that a segment has, and its inode.
+  // A file of `bytes` with a segment's name, and the file's inode.
   std::pair<int, uint64_t> CreateFile(off_t bytes, unsigned flags = 0) const {
     const int fd = memfd_create((name_ + "4096").c_str(), MFD_CLOEXEC | flags);
     struct stat file = {};
@@ -329,7 +330,7 @@ class RecordedFilesTest : public ::testing::Test {
     return {fd, file.st_ino};
   }
 
-  // A process of another user that has only mapped it.
+  // A process of another user that has the file only mapped.
   static std::unique_ptr<Child> MapAsOther(int fd) {
     auto child = std::make_unique<Child>([&] {
       if (setresuid(kOther, kOther, kOther) != 0 ||
@@ -370,7 +371,7 @@ class RecordedFilesTest : public ::testing::Test {
   }
 
   static constexpr uint64_t kOfTheService = uint64_t{1} << CAP_SYS_PTRACE | uint64_t{1} << 40;  // CHECKPOINT_RESTORE
-  // Tests that run at the same time do not see each other's files.
+  // The name differs between tests that run at the same time.
   const std::string name_ = std::string(kName) + ":" + std::to_string(getpid()) + ":";
 };
 
@@ -399,7 +400,7 @@ TEST_F(RecordedFilesTest, CountInProcessesOfOtherUsersThatHaveThemOnlyOpen) {
   EXPECT_EQ(left.bytes, 8192u);
 }
 
-// A user who wants to take memory away from others gives a file of their own the name of a segment.
+// A user who wants to take memory away from others gives a file the name of a segment.
 TEST_F(RecordedFilesTest, AnotherFileOfTheirNameDoesNotCount) {
   const std::pair<int, uint64_t> file = CreateFile(8192);
   const int segment = file.first;
@@ -424,7 +425,7 @@ TEST_F(RecordedFilesTest, AnotherFileOfTheirNameDoesNotCount) {
   EXPECT_EQ(left.unread, unread + 1) << "one process";
 }
 
-// These have the names of memory files, too, and inodes of a file system of their own.
+// Files of huge pages have the names of memory files, too, but inodes of another file system.
 TEST_F(RecordedFilesTest, AFileOfHugePagesDoesNotCount) {
   const auto [fd, inode] = CreateFile(2 << 20, MFD_HUGETLB);
   if (fd < 0) GTEST_SKIP() << "no huge pages here";

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Records as a function of NVML leaves them: of `bytes` each, in a larger room.
+// Records as an NVML function leaves them: `bytes` each, in a larger buffer.
 std::vector<char> Records(size_t bytes, const std::vector<GpuProcess>& processes) {
   std::vector<char> records(1024, kUnwritten);
   for (size_t i = 0; i < processes.size(); ++i) {
@@ -21,7 +21,7 @@ std::vector<char> Records(size_t bytes, const std::vector<GpuProcess>& processes
     std::memset(record, 0, bytes);
     std::memcpy(record, &processes[i].pid, sizeof(uint32_t));
     std::memcpy(record + 8, &processes[i].bytes, sizeof(uint64_t));
-    if (bytes >= 24) std::memset(record + 16, 0xFF, 8);  // no instance of a GPU
+    if (bytes >= 24) std::memset(record + 16, 0xFF, 8);  // no GPU instance
   }
   return records;
 }

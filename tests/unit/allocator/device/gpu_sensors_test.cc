@@ -18,7 +18,7 @@ constexpr double kWatts = kSensorMilliwatts / 1000.0;
 
 class GpuSensorsTest : public CudaSubstituteTest {
  protected:
-  // Reads those of the second GPU in a process of its own: what is loaded there stays loaded.
+  // Reads the sensors of the second GPU in a new process, because a loaded library stays loaded.
   static void Expect(const char* gpus, const GpuSensors& expected) {
     const Process process(
         [&] {

@@ -99,7 +99,7 @@ TEST(SessionMarkTest, OtherFilesAreNone) {
   EXPECT_EQ(code(closed), absl::StatusCode::kNotFound);
 }
 
-// A driver's file in a folder of the test's own.
+// A driver's file in a new folder.
 struct Driver {
   Driver() {
     EXPECT_NE(mkdtemp(folder.data()), nullptr);
@@ -117,7 +117,7 @@ struct Driver {
   UniqueFd fd;
 };
 
-// What Megatron-LM's data loaders do: their parent's memory is free then.
+// Data loaders of Megatron-LM close the driver, and so hold none of their parent's memory.
 TEST(SessionMarkTest, WhoHasClosedTheDriverHoldsNothing) {
   const UniqueFd mark = MakeSessionMark();
   const SessionMark known = MarkOf(mark);
@@ -139,7 +139,7 @@ TEST(SessionMarkTest, WhoHasClosedTheDriverHoldsNothing) {
   EXPECT_EQ(holders().size(), 2u) << "where this process has no such file, the driver has others";
 }
 
-// Seen from here, its path begins with that of the chroot.
+// Outside the chroot, the driver's path begins with the chroot's path.
 TEST(SessionMarkTest, ADriverInAChrootIsTheDriver) {
   const UniqueFd mark = MakeSessionMark();
   const SessionMark known = MarkOf(mark);
@@ -176,8 +176,8 @@ TEST(SessionMarkTest, CapSysPtraceIsEnough) {
     driver.fd.Reset();
     become_other();
   });
-  // 0: it finds the child that has the driver, and no other. 1: it does not. 2: it may not look for the mark. 3: it
-  // takes another file for it. 4: no mark.
+  // Exit codes of the looker. 0: finds only the child that has the driver. 1: finds other holders. 2: has no permission
+  // to look for the mark. 3: takes another file for the mark. 4: finds no mark.
   const auto look = [&](uint64_t capabilities) {
     int status = -1;
     const pid_t looker = RunAs(kNobody, capabilities, [&] {

@@ -21,7 +21,7 @@ namespace {
 using Json = nlohmann::json;
 using google::protobuf::FieldDescriptor;
 
-// Gives every field of `message` a value that no other one has; of lists, the one element.
+// Gives every field of `message` a unique value. A list gets one element.
 void Fill(google::protobuf::Message& message, int* last) {
   const google::protobuf::Reflection& set = *message.GetReflection();
   for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
@@ -49,7 +49,7 @@ void Fill(google::protobuf::Message& message, int* last) {
   }
 }
 
-// All leaves, by value.
+// Collects the values of all leaves.
 void Leaves(const Json& json, std::multiset<std::string>* leaves) {
   for (const Json& inner : json) {
     if (inner.is_structured()) {

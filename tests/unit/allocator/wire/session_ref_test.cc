@@ -14,8 +14,8 @@ namespace {
 struct Case {
   std::string text;
   std::optional<uint64_t> id;
-  std::string name;     // of `name`
-  std::string or_name;  // of `or_name`
+  std::string name;     // the name in `name`
+  std::string or_name;  // the name in `or_name`
 };
 
 TEST(SessionRefTest, TextIsReadAsIdOrName) {
@@ -24,7 +24,7 @@ TEST(SessionRefTest, TextIsReadAsIdOrName) {
            {"5", 5, "", "5"},
            {"005", 5, "", "005"},
            {"18446744073709551615", ~uint64_t{0}, "", "18446744073709551615"},
-           {"18446744073709551616", std::nullopt, "18446744073709551616", ""},  // no id has so much
+           {"18446744073709551616", std::nullopt, "18446744073709551616", ""},  // beyond the largest id
            {"+5", std::nullopt, "+5", ""},
            {" 5", std::nullopt, " 5", ""},
            {"-5", std::nullopt, "-5", ""},
