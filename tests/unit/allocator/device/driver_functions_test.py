@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""All that vrambroker calls of NVIDIA's driver is in version 525 (CUDA 12.0): driver_functions_test.py CUDA_DRIVER_H TYPEDEFS_H
+"""Every driver function that vrambroker calls is in version 525 of NVIDIA's driver (CUDA 12.0).
 
-TYPEDEFS_H is the CUDA Toolkit's cudaTypedefs.h. It has a type for each version of each function, by the CUDA that brought it:
-PFN_cuMemAlloc_v2000 and PFN_cuMemAlloc_v3020, which libcuda.so.1 exports as cuMemAlloc and cuMemAlloc_v2.
+  driver_functions_test.py CUDA_DRIVER_H TYPEDEFS_H
+
+TYPEDEFS_H is the CUDA Toolkit's cudaTypedefs.h. The file has a type for each version of each function, named after the
+first CUDA version: PFN_cuMemAlloc_v2000 and PFN_cuMemAlloc_v3020, which libcuda.so.1 exports as cuMemAlloc and
+cuMemAlloc_v2.
 """
 import pathlib
 import re

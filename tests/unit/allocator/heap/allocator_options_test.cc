@@ -28,7 +28,7 @@ std::string MessageOf(const absl::StatusOr<AllocConf>& conf) {
   return std::string(conf.status().message());
 }
 
-// What a settings string gives: made from the defaults by `change`. `format` is its shortest text.
+// The options that a settings string gives: the defaults with `change`. `format` is the shortest text for the options.
 struct Accepted {
   const char* text;
   const char* format;
@@ -92,7 +92,7 @@ TEST(AllocConfTest, AcceptsSizes) {
           options.large_segment_bytes = 12_MiB;
           options.max_non_split_rounding_bytes = 12_MiB;
         }},
-       // Read first, wherever it stands.
+       // The parser reads large_segment_size_mb first, at any place in the text.
        {"max_non_split_rounding_mb:15,large_segment_size_mb:12",
         "max_non_split_rounding_mb:15,large_segment_size_mb:12",
         [](AllocatorOptions& options) {
@@ -151,7 +151,7 @@ TEST(AllocConfTest, AcceptsRoundupDivisions) {
         [](AllocatorOptions& options) { options.roundup_power2_divisions.fill(1); }},
        {"roundup_power2_divisions:2147483648", "roundup_power2_divisions:2147483648",
         [](AllocatorOptions& options) { options.roundup_power2_divisions.fill(uint32_t{1} << 31); }},
-       // The first key also sets the buckets below it, '>' those above the key before it.
+       // The first key also sets the buckets below the key. '>' sets the buckets above the last key.
        {"roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
         [](AllocatorOptions& options) {
           options.roundup_power2_divisions = Divisions{1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8, 8, 8, 8, 8};
@@ -162,7 +162,7 @@ TEST(AllocConfTest, AcceptsRoundupDivisions) {
           options.max_split_bytes = 128_MiB;
           options.roundup_power2_divisions = Divisions{1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8, 8, 8, 8, 8};
         }},
-       // Buckets that are not named stay 0.
+       // Unnamed buckets stay 0.
        {"roundup_power2_divisions:[2:4,64:8]", "roundup_power2_divisions:[2:4,64:8]",
         [](AllocatorOptions& options) { options.roundup_power2_divisions = Divisions{4, 4, 0, 0, 0, 0, 8}; }},
        {"roundup_power2_divisions:[1:0,64:8]", "roundup_power2_divisions:[32:0,64:8]",
@@ -175,7 +175,7 @@ TEST(AllocConfTest, AcceptsRoundupDivisions) {
        {"roundup_power2_divisions:[1:4,>:4]", "roundup_power2_divisions:4", Divisions4},
        {"roundup_power2_divisions:[32768:4,>:2]", "roundup_power2_divisions:4", Divisions4},
        {"roundup_power2_divisions:[64:0,>:0]", "", Nothing},
-       // Without a key before it, '>' is above the first bucket.
+       // Without an earlier key, '>' sets the buckets above the first.
        {"roundup_power2_divisions:[>:2]", "roundup_power2_divisions:[1:0,>:2]",
         [](AllocatorOptions& options) {
           options.roundup_power2_divisions.fill(2);
@@ -185,7 +185,7 @@ TEST(AllocConfTest, AcceptsRoundupDivisions) {
         [](AllocatorOptions& options) { options.roundup_power2_divisions[15] = 4; }}});
 }
 
-// `parts`: what the error must say.
+// `parts`: required parts of the error message.
 struct Refused {
   const char* text;
   std::vector<const char*> parts;
@@ -232,7 +232,7 @@ TEST(AllocConfTest, RefusesSizes) {
                   {"max_split_size_mb: \"21\" is not a whole number from 22 (large_segment_size_mb)"}}});
 }
 
-// PyTorch reads the digits: "512mb" as 512, and "8gb" as 8.
+// PyTorch reads only the digits: "512mb" as 512, and "8gb" as 8.
 TEST(AllocConfTest, RefusesUnitsAndSaysWhatToWrite) {
   ExpectRefused({{"max_split_size_mb:512mb", {"\"512mb\"", kSplitRange, "; leave the unit out: max_split_size_mb:512"}},
                  {"max_split_size_mb:512 MiB", {"; leave the unit out: max_split_size_mb:512"}},
@@ -337,7 +337,7 @@ TEST(AllocConfTest, RefusesKeysAndWords) {
                  {"backend:native,,", {"missing key with the value \"\""}},
                  {"backend:native,,max_split_size_mb:128", {"missing key with the value \"\""}},
                  {":128", {"missing key with the value \"128\""}},
-                 // Each value is checked, also those that do not apply.
+                 // The parser checks each value, also a value that a later value replaces.
                  {"max_split_size_mb:19,max_split_size_mb:256", {"max_split_size_mb: \"19\"", kSplitRange}}});
 }
 
@@ -392,7 +392,7 @@ TEST(AllocConfTest, OneWarningForEachSettingAndTheOthersApply) {
   EXPECT_EQ(conf->ignored, "expandable_segments:True,pinned_a:1,pinned_b:2");
 }
 
-// As in PyTorch. The warning is of the value that does not apply.
+// PyTorch, too, applies the last value. The warning is about the value that does not apply.
 TEST(AllocConfTest, TheLastValueOfAKeyApplies) {
   const auto parsed = [](const char* text) {
     const absl::StatusOr<AllocConf> conf = ParseAllocConf(text);
@@ -407,7 +407,7 @@ TEST(AllocConfTest, TheLastValueOfAKeyApplies) {
   const AllocConf segments = parsed("large_segment_size_mb:64,max_split_size_mb:32,large_segment_size_mb:32");
   EXPECT_EQ(segments.options.large_segment_bytes, 32_MiB);
   EXPECT_EQ(segments.options.max_non_split_rounding_bytes, 32_MiB);
-  // A second list changes what it names, and what is below its first key.
+  // A second list changes the buckets of its keys, and the buckets below its first key.
   EXPECT_EQ(
       parsed("roundup_power2_divisions:[8:2,>:4],roundup_power2_divisions:[2:8]").options.roundup_power2_divisions,
       (Divisions{8, 8, 2, 2, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4}));
@@ -428,7 +428,7 @@ TEST(AllocConfTest, AnOddLargeSegmentIsRoundedUp) {
                           "of 2 MiB."));
 }
 
-// Every field is at its default now and then; divisions come in runs, as a list has it.
+// Leaves every field at its default now and then. Equal divisions form runs, as in a list.
 AllocatorOptions RandomOptions(std::mt19937_64& random) {
   const auto below = [&random](uint64_t n) { return std::uniform_int_distribution<uint64_t>(0, n - 1)(random); };
   AllocatorOptions options;

@@ -47,7 +47,7 @@ TEST_F(AllocatorSettingsTest, BlockOfExactlyTheMaximumIsOversize) {
   EXPECT_NE(allocator_->TryAllocate(30_MiB), nullptr);
 }
 
-// The segment of a request just below the maximum may be oversize itself; it is split all the same.
+// The segment of a request just below the maximum may be oversize. The allocator splits the segment all the same.
 TEST_F(AllocatorSettingsTest, NewSegmentIsSplitForARequestBelowTheMaximum) {
   Configure("max_split_size_mb:21");
   const Block* block = Get(20_MiB + 512);
@@ -183,7 +183,7 @@ TEST_F(AllocatorSettingsTest, TwoMissesAtATimeDoNotPassTheLimit) {
   source_->on_acquire = [&](int) { gate.Pass(); };
   std::thread first([&] { Get(20_MiB); });
   gate.AwaitArrivals(1);
-  // Refused, but not before the first is decided: had that failed, there would be room.
+  // The second request is refused only after the answer to the first. A failure of the first would leave room.
   std::thread second([&] { EXPECT_TRUE(Refuses(20_MiB, 1)); });
   gate.Open();
   first.join();
@@ -202,7 +202,7 @@ TEST_F(AllocatorSettingsTest, WhatAnotherThreadIsGivingBackIsWaitedFor) {
   const int calls = source_->acquire_calls();
   std::thread request([&] { Get(30_MiB, 1); });
   while (source_->acquire_calls() == calls) std::this_thread::yield();
-  // Refused once. Time for a request that does not wait to be refused for good.
+  // The device has refused the request once. A request that does not wait would fail for good during the sleep.
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   gate.Open();
   flush.join();
@@ -278,7 +278,7 @@ TEST_F(AllocatorSettingsTest, OrdinaryLimitIsTestedBeforeTheRejection) {
 }
 
 TEST_F(AllocatorSettingsTest, RejectionAfterTheFlushIsOutOfMemory) {
-  // The device refuses the first attempt; by the second, another thread has raised the limit.
+  // The limit refuses the first attempt. The flush lets another owner raise the limit before the second attempt.
   Configure("per_process_memory_fraction:0.1,throw_on_cudamalloc_oom:True");
   Cache({10_MiB});
   source_->on_release = [&](int) { allocator_->SetLimit(CachingAllocator::kNoLimit); };
@@ -323,14 +323,14 @@ TEST_F(AllocatorSettingsTest, OversizeReleaseThatDoesNotHelpIsFollowedByTheFlush
   Cache({40_MiB});
   Cache({600_MiB}, 1);
   Get(300_MiB, 2);
-  // 60 MiB are left. The 40 MiB block is no fit for 800 MiB; the flush gives 600 more.
+  // 60 MiB are left. The 40 MiB block is too small for 660 MiB; the flush gives 600 MiB more.
   EXPECT_EQ(Get(660_MiB)->segment_bytes(), 660_MiB);
   EXPECT_EQ(Stats().num_alloc_retries, 1u);
   Configure("max_split_size_mb:32");
   Cache({100_MiB});
   Cache({600_MiB}, 1);
   Get(290_MiB, 2);
-  // 10 MiB are left. 100 MiB are released for 70 MiB + 20 MiB of rounding, and are enough by themselves.
+  // 10 MiB are left. The oversize block of 100 MiB alone is enough for 78 MiB.
   EXPECT_EQ(Get(78_MiB)->segment_bytes(), 78_MiB);
   EXPECT_EQ(Stats().num_alloc_retries, 0u);
 }
@@ -340,7 +340,7 @@ TEST_F(AllocatorSettingsTest, OversizeBlocksOfOtherStreamsAndPoolsAreKept) {
   Cache({500_MiB}, 1);
   Get(490_MiB, 2);
   Get(512);
-  // The large request of stream 0 finds no oversize block; the flush it is.
+  // The large request of stream 0 finds no oversize block, so the allocator flushes the cache.
   EXPECT_EQ(Get(100_MiB)->segment_bytes(), 100_MiB);
   EXPECT_EQ(Stats().num_alloc_retries, 1u);
 }
@@ -364,7 +364,7 @@ TEST_F(AllocatorSettingsTest, WithoutAMaximumEverythingIsFlushed) {
 
 class GarbageCollectionTest : public AllocatorSettingsTest {
  protected:
-  // One search of the large pool that finds a block.
+  // Makes `searches` searches of the large pool that find a block.
   void PassTime(int searches = 1) {
     for (int i = 0; i < searches; ++i) {
       Block* block = allocator_->TryAllocate(1_MiB + 512, kClock);
@@ -372,7 +372,7 @@ class GarbageCollectionTest : public AllocatorSettingsTest {
       allocator_->Free(block);
     }
   }
-  // A segment of the large pool that is never wholly free, for PassTime().
+  // Gets a block for PassTime(), and so keeps a segment of the large pool partly used.
   void StartClock() { Get(2_MiB, kClock); }
 
   static constexpr Stream kClock = 99;
@@ -388,10 +388,10 @@ TEST_F(GarbageCollectionTest, ReleasesTheOldestUntilBelowTheThreshold) {
   PassTime(10);
   allocator_->Free(young);
   PassTime(2);
-  // 180 MiB are held. 200 MiB are allowed, and not passed yet.
+  // 180 MiB are held, below the threshold of 200 MiB.
   Get(30_MiB, 1);
   EXPECT_THAT(source_->released_ids(), IsEmpty());
-  // 210 MiB are held: 10 MiB too many, and the older one goes.
+  // 210 MiB are held, 10 MiB above the threshold: the older segment goes.
   Get(32_MiB, 2);
   EXPECT_THAT(source_->released_ids(), ElementsAre(2));
   EXPECT_EQ(Stats().num_device_free, 1u);
@@ -423,14 +423,14 @@ TEST_F(GarbageCollectionTest, GoesOnInRounds) {
   StartClock();
   std::vector<Block*> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(Get(50_MiB));
-  const std::vector<int> ages = {100, 10, 2, 1};  // in searches between the frees
+  const std::vector<int> ages = {100, 10, 2, 1};  // searches between the frees
   for (size_t i = 0; i < blocks.size(); ++i) {
     allocator_->Free(blocks[i]);
     PassTime(ages[i]);
   }
   Get(40_MiB, 3);
-  // 260 MiB are held, 60 MiB too many. Round 1 takes the 113 searches old one; 50 MiB are not enough. Of those left,
-  // 13, 3 and 1 old, round 2 takes the first.
+  // 260 MiB are held, 60 MiB above the threshold. Round 1 takes the segment with age 113; 50 MiB are not enough. The
+  // ages 13, 3 and 1 are left, and round 2 takes 13.
   source_->on_acquire = [&](int) { EXPECT_THAT(source_->released_ids(), ElementsAre(2, 3)); };
   Get(90_MiB, 4);
 }
@@ -448,7 +448,7 @@ TEST_F(GarbageCollectionTest, RoundIsNotCutShort) {
   allocator_->Free(blocks[3]);
   PassTime();
   Get(80_MiB, 3);
-  // 220 MiB were held, and one segment would have been enough.
+  // 220 MiB were held, so one segment would have been enough.
   EXPECT_THAT(source_->released_ids(), ::testing::UnorderedElementsAre(2, 3));
 }
 
@@ -463,7 +463,7 @@ TEST_F(GarbageCollectionTest, LeavesSmallPoolAndSplitSegmentsAlone) {
   Configure("garbage_collection_threshold:0.01");
   allocator_->SetLimit(400_MiB);
   Cache({512});
-  Get(2_MiB);  // of 20 MiB
+  Get(2_MiB);  // a segment of 20 MiB
   Get(30_MiB, 1);
   EXPECT_THAT(source_->released_ids(), IsEmpty());
 }
@@ -486,7 +486,7 @@ TEST_F(GarbageCollectionTest, PendingBlocksAreNoGarbage) {
   EXPECT_THAT(source_->released_ids(), IsEmpty());
 }
 
-// Age counts from when the segment became wholly free, in searches of the large pool alone.
+// The age counts searches of the large pool, from the moment when the whole segment became free.
 TEST_F(GarbageCollectionTest, AgeBeginsAnewWithEveryUse) {
   Configure("garbage_collection_threshold:0.5");
   allocator_->SetLimit(400_MiB);
@@ -497,19 +497,19 @@ TEST_F(GarbageCollectionTest, AgeBeginsAnewWithEveryUse) {
   PassTime(50);
   allocator_->Free(second);
   PassTime(5);
-  // The older one is used again: now it is the younger.
+  // A new use makes the older segment the younger segment.
   Block* again = allocator_->TryAllocate(100_MiB);
   ASSERT_EQ(again, first) << "the lowest address among equals";
   allocator_->Free(again);
-  for (int i = 0; i < 20; ++i) allocator_->Free(Get(512));  // the small pool's clock is another
+  for (int i = 0; i < 20; ++i) allocator_->Free(Get(512));  // searches of the small pool do not count
   Get(30_MiB, 3);
   EXPECT_THAT(source_->released_ids(), ElementsAre(3));
 }
 
 TEST_F(GarbageCollectionTest, MissOfTryAllocateIsNotCountedTwice) {
-  // Two segments: freed with exactly one search in between. If the miss of TryAllocate() counted, the ages would be
-  // further apart, but in the same order; so it is the mean that tells. Ages are 3, 1 and 1 (mean 5/3) or, with misses
-  // counted, 3 + 3, 1 + 3 and 1 (mean 11/3, and the second one would go, too).
+  // The mean of the ages tells whether a miss of TryAllocate() counts. Without misses, the ages are 3, 1 and 1 (mean
+  // 5/3), and the collection takes only the first segment. With misses, the ages would be 3 + 3, 1 + 3 and 1 (mean
+  // 11/3), and the second segment would go, too.
   Configure("garbage_collection_threshold:0.5");
   allocator_->SetLimit(400_MiB);
   std::vector<Block*> blocks = {Get(80_MiB), Get(80_MiB), Get(80_MiB)};
@@ -548,7 +548,7 @@ TEST_F(AllocatorSettingsTest, ResetOfTotalsKeepsWhatIsHeldAndPeaks) {
   });
   EXPECT_EQ(stats.oversize_allocations.current, 1u);
   EXPECT_EQ(stats.oversize_allocations.allocated, 0u);
-  // They count on from there.
+  // The totals count on from the reset.
   allocator_->Free(large);
   Get(2048);
   stats = Stats();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Streams: who may reuse a freed block, and when.
+// Streams: the users of a freed block, and the moment of reuse.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,13 +28,13 @@ class AllocatorStreamsTest : public ::testing::Test {
     EXPECT_EQ(device_.used_bytes(), Stats().reserved_bytes.all.current);
   }
 
-  // A block that must be had.
+  // Allocates a block; a refusal fails the test.
   Block* Get(uint64_t bytes, Stream stream = 0) {
     absl::StatusOr<Block*> block = allocator_.Allocate(bytes, stream);
     EXPECT_TRUE(block.ok()) << block.status();
     return block.ok() ? *block : nullptr;
   }
-  // A block that other streams use and its owner has freed.
+  // Allocates a block, records its use by `users`, and frees the block.
   Block* GetAndFree(uint64_t bytes, const std::vector<Stream>& users, Stream stream = 0) {
     Block* block = Get(bytes, stream);
     for (const Stream user : users) allocator_.RecordStream(block, user);
@@ -74,7 +74,7 @@ TEST_F(AllocatorStreamsTest, SegmentBelongsToOneStream) {
 TEST_F(AllocatorStreamsTest, EmptyCacheServesEveryStream) {
   for (const Stream stream : {0, 1, 2}) allocator_.Free(Get(20_MiB, stream));
   EXPECT_EQ(allocator_.EmptyCache(), 60_MiB);
-  // What a stream had is forgotten with its last segment, and begins anew.
+  // A stream's pools end with the stream's last segment, and begin anew with the next segment.
   allocator_.Free(Get(20_MiB, 1));
   EXPECT_NE(allocator_.TryAllocate(20_MiB, 1), nullptr);
 }
@@ -104,7 +104,7 @@ TEST_F(AllocatorStreamsTest, RecordedBlockWaitsForTheOtherStream) {
 TEST_F(AllocatorStreamsTest, EveryAllocationPolls) {
   GetAndFree(512, {1});
   device_.FinishAll();
-  Get(30_MiB, 2);  // of another stream and pool
+  Get(30_MiB, 2);  // a block of another stream and pool
   EXPECT_EQ(Pending(), 0u);
   GetAndFree(512, {1});
   device_.FinishAll();
@@ -112,7 +112,7 @@ TEST_F(AllocatorStreamsTest, EveryAllocationPolls) {
   EXPECT_EQ(Pending(), 0u);
 }
 
-// RecordEvent() may call the heap, because the heap holds no lock then.
+// RecordEvent() may call the heap, because the heap holds no lock during the call.
 TEST_F(AllocatorStreamsTest, MissingEventsAreRecordedWithoutTheLock) {
   events_.fail_record = true;
   GetAndFree(30_MiB, {1});
@@ -142,7 +142,7 @@ TEST_F(AllocatorStreamsTest, FreesDoNotPoll) {
   EXPECT_EQ(Pending(), 0u);
 }
 
-// What is waited for is the work queued before the free, not before RecordStream().
+// The heap waits for the work before the free, not only for the work before RecordStream().
 TEST_F(AllocatorStreamsTest, EventIsRecordedAtTheFree) {
   Block* block = Get(30_MiB);
   allocator_.RecordStream(block, 1);
@@ -196,7 +196,7 @@ TEST_F(AllocatorStreamsTest, WithoutAnEventSourceNothingIsDeferred) {
 }
 
 TEST_F(AllocatorStreamsTest, ForgetsUsesOfBlocksStillHeldAtItsEnd) {
-  // For AddressSanitizer: nothing leaks with blocks allocated, pending and free.
+  // AddressSanitizer checks that allocated, pending and free blocks leak nothing.
   DirectHeap ending(&device_, &events_);
   for (const bool frees : {false, true}) {
     const absl::StatusOr<Block*> block = ending.Allocate(30_MiB);
@@ -208,7 +208,7 @@ TEST_F(AllocatorStreamsTest, ForgetsUsesOfBlocksStillHeldAtItsEnd) {
   device_.ReleaseSegments({{.id = SegmentId{1}, .bytes = 60_MiB}});
 }
 
-// Notes for which streams the segments were that come back.
+// Notes the streams of the released segments.
 class NotingDevice : public SimulatedDevice {
  public:
   using SimulatedDevice::SimulatedDevice;
@@ -228,7 +228,7 @@ TEST(AllocatorReleaseTest, ASegmentGoesBackWithItsStream) {
     for (const Stream stream : {0, 3, 7}) {
       const absl::StatusOr<Block*> block = allocator.Allocate(20_MiB, stream);
       ASSERT_TRUE(block.ok());
-      allocator.RecordStream(*block, 5);  // which is done when the segment goes
+      allocator.RecordStream(*block, 5);  // stream 5 is done when the segment goes
       allocator.Free(*block);
     }
     device.FinishAll();
@@ -255,15 +255,15 @@ TEST_F(AllocatorStreamsTest, ThreeStreamsInEveryOrder) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-// Three blocks, each used by three streams: after any sequence of finished events, exactly those blocks are free for
-// which every stream has come as far.
+// Three blocks, each used by three streams. After any sequence of finished events, exactly those blocks are free whose
+// events have all finished.
 TEST_F(AllocatorStreamsTest, NineEventsInEveryInterleaving) {
   std::vector<Stream> order = {1, 1, 1, 2, 2, 2, 3, 3, 3};
   int interleavings = 0;
   do {
     SCOPED_TRACE(absl::StrJoin(order, " "));
     ++interleavings;
-    // All of them exist before the first is freed, so that they are different blocks of one segment.
+    // All blocks exist before the first free, so the blocks are different parts of one segment.
     std::vector<Block*> blocks = {Get(4096), Get(512), Get(1024)};
     Block* const keeps_segment = Get(512);
     for (Block* block : blocks) {
@@ -339,10 +339,10 @@ TEST_F(AllocatorStreamsTest, RefusalWaitsForPendingSegments) {
   EXPECT_EQ(Stats().num_sync_all_streams, 1u);
 }
 
-// The original refuses here: pytorch/pytorch issue 189504.
+// PyTorch's allocator refuses here: pytorch/pytorch issue 189504.
 TEST_F(AllocatorStreamsTest, BlockThatTheFlushFreesServesTheRequest) {
   Block* pending = Get(8_MiB);
-  Get(8_MiB);  // keeps their segment
+  Get(8_MiB);  // keeps the segment of both blocks
   Get(1000_MiB);
   allocator_.RecordStream(pending, 1);
   allocator_.Free(pending);
@@ -353,7 +353,7 @@ TEST_F(AllocatorStreamsTest, BlockThatTheFlushFreesServesTheRequest) {
   EXPECT_EQ(Stats().num_ooms, 0u);
 }
 
-// The last attempt at a segment may wait for long.
+// The last attempt at a segment may wait for a long time.
 TEST_F(AllocatorStreamsTest, WhatStreamsFinishDuringTheLastAttemptServesTheRequest) {
   SimulatedSource source(20_MiB);
   DirectHeap allocator(&source, &events_);
@@ -361,7 +361,7 @@ TEST_F(AllocatorStreamsTest, WhatStreamsFinishDuringTheLastAttemptServesTheReque
   ASSERT_TRUE(held.ok());
   allocator.RecordStream(*held, 1);
   source.on_acquire = [&](int call) {
-    if (call != 3) return;  // after the first, and the flush
+    if (call != 3) return;  // after the first attempt and the flush
     allocator.Free(*held);
     device_.FinishAll();
   };
@@ -420,7 +420,7 @@ TEST_F(AllocatorStreamsTest, EventThatCannotBeWaitedForStaysPending) {
   EXPECT_EQ(allocator_.EmptyCache(), 0u);
   EXPECT_EQ(first->state, BlockState::kPendingFree);
   EXPECT_EQ(allocator_.CheckInvariants(), absl::OkStatus());
-  // The older one keeps its place before what is freed later.
+  // The older block keeps its place before a block that is freed later.
   const Block* second = GetAndFree(40_MiB, {1});
   device_.FinishStream(1, 1);
   device_.FinishStream(2, 1);
@@ -449,7 +449,7 @@ TEST_F(AllocatorStreamsTest, FreeOfAFailedWaitStaysBeforeThoseThatCameMeanwhile)
   EXPECT_EQ(second->state, BlockState::kFree);
 }
 
-// As when a graph was captured at the free, and the stream was destroyed after that.
+// The free cannot record its event, for example during the capture of a graph, and later the stream is destroyed.
 TEST_F(AllocatorStreamsTest, FreeWhoseStreamIsGoneWaitsForTheDevice) {
   int tries = 0;
   events_.on_record = [&](Stream) { ++tries; };
@@ -480,7 +480,7 @@ TEST_F(AllocatorStreamsTest, FreeOfAStreamThatIsGoneHoldsNoOtherBack) {
   allocator_.RecordStream(second, 1);
   events_.lose_streams = true;
   const Block* first = GetAndFree(30_MiB, {1, 2});
-  events_.lose_streams = false;  // the handle is another stream's now
+  events_.lose_streams = false;  // the handle now belongs to another stream
   allocator_.Free(second);
   device_.FinishAll();
   allocator_.PollEvents();
@@ -502,7 +502,7 @@ TEST_F(AllocatorStreamsTest, RefusalWithEventsThatFailIsOutOfMemory) {
 
 // ---- Several threads ----
 
-// Between its two locked parts, Free() is recording events: the block belongs to nobody.
+// Free() records events between its two locked parts. Meanwhile the block has no owner.
 TEST_F(AllocatorStreamsTest, BlockIsOutOfReachWhileItsEventIsRecorded) {
   Gate gate;
   events_.on_record = [&](Stream) { gate.Pass(); };
@@ -523,8 +523,8 @@ TEST_F(AllocatorStreamsTest, BlockIsOutOfReachWhileItsEventIsRecorded) {
   EXPECT_EQ(allocator_.TryAllocate(30_MiB), block);
 }
 
-// Which bytes of which segment are in use by whom, so that memory handed out too early is seen: by an owner until it
-// frees, then by streams until the allocator has been told that they are done.
+// Tracks the users of each byte, to detect memory that is handed out too early. An owner uses a block until the free.
+// Streams use the block until the allocator knows that the streams are done.
 class Uses {
  public:
   explicit Uses(const ScriptedEvents& events) : events_(events) {}
@@ -545,7 +545,7 @@ class Uses {
     }
     uses.push_back({.begin = block.offset(), .end = block.offset() + block.bytes});
   }
-  // Right before the free: events recorded from now on end the use.
+  // Called right before the free: later events end the use.
   void Freed(const Block& block, const std::vector<Stream>& streams) {
     MutexLock lock(mu_);
     for (Use& use : segments_[Raw(block.segment_id())]) {
@@ -564,7 +564,7 @@ class Uses {
     uint64_t begin = 0;
     uint64_t end = 0;
     bool owned = true;
-    std::vector<std::pair<Stream, uint64_t>> after = {};  // streams, and how many events they had before the free
+    std::vector<std::pair<Stream, uint64_t>> after = {};  // streams, and the number of their events before the free
   };
   const ScriptedEvents& events_;
   mutable Mutex mu_{lock_level::kRequest};
@@ -575,7 +575,7 @@ class Uses {
 TEST_F(AllocatorStreamsTest, ThreadsAndStreamsNeverShareMemory) {
   constexpr int kThreads = 4;
   constexpr int kSteps = 2500;
-  allocator_.SetLimit(160_MiB);  // small enough that flushes and refusals happen
+  allocator_.SetLimit(160_MiB);  // small enough for flushes and refusals
   events_.on_record = [](Stream) { std::this_thread::yield(); };
   Uses uses(events_);
   std::atomic<int> ooms = 0, deferred = 0;
@@ -584,7 +584,7 @@ TEST_F(AllocatorStreamsTest, ThreadsAndStreamsNeverShareMemory) {
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       std::mt19937_64 random(static_cast<uint64_t>(t) + 7);
-      // Two threads to a stream.
+      // Each stream has two threads.
       const Stream own = static_cast<Stream>(t) % 2;
       struct Held {
         Block* block;
@@ -630,7 +630,7 @@ TEST_F(AllocatorStreamsTest, ThreadsAndStreamsNeverShareMemory) {
     std::mt19937_64 random(1);
     while (!done) {
       device_.FinishStream(2 + random() % 2, random() % 3);
-      // Failures in between change nothing but the time.
+      // Failures change only the time of reuse.
       events_.fail_record = random() % 16 == 0;
       events_.fail_query = random() % 16 == 0;
       events_.fail_wait = random() % 16 == 0;

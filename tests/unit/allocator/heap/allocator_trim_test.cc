@@ -27,7 +27,7 @@ class AllocatorTrimTest : public ::testing::Test {
     EXPECT_EQ(source_.used_bytes(), Stats().reserved_bytes.all.current);
   }
 
-  // A block that must be had.
+  // Allocates a block; a refusal fails the test.
   Block* Get(uint64_t bytes) {
     absl::StatusOr<Block*> block = allocator_.Allocate(bytes);
     EXPECT_TRUE(block.ok()) << block.status();
@@ -36,13 +36,13 @@ class AllocatorTrimTest : public ::testing::Test {
   MemoryStats Stats() const { return allocator_.GetMemoryStats(); }
 
   SimulatedSource source_{8_GiB};
-  SimulatedDevice streams_{0};  // for its events only
+  SimulatedDevice streams_{0};  // only for events
   ScriptedEvents events_{&streams_};
   DirectHeap allocator_{&source_, &events_};
 };
 
 TEST_F(AllocatorTrimTest, EverythingThatIsWhollyFreeGoes) {
-  Block* in_use = Get(2_MiB);  // of a segment of 20 MiB
+  Block* in_use = Get(2_MiB);  // in a segment of 20 MiB
   Block* large = Get(30_MiB);
   Block* small = Get(512);
   allocator_.Free(large);
@@ -82,7 +82,7 @@ TEST_F(AllocatorTrimTest, UseStartsTheAgeAnew) {
   Block* second = Get(30_MiB);
   allocator_.Free(first);
   allocator_.Free(second);
-  allocator_.Free(Get(40_MiB));  // a part of it would do, too
+  allocator_.Free(Get(40_MiB));  // a use of a part of the segment would do, too
   EXPECT_EQ(allocator_.Trim({.wanted_bytes = 1}), 30_MiB);
   EXPECT_EQ(allocator_.Trim({.wanted_bytes = 1}), 40_MiB);
 }
@@ -187,7 +187,7 @@ TEST_F(AllocatorTrimTest, RequestIsNotRefusedWhileABatchIsOnItsWay) {
   std::thread trimming([&] { allocator_.Trim(); });
   gate.AwaitArrivals(1);
   std::thread asking([&] { EXPECT_NE(Get(24_MiB), nullptr); });
-  // Refused once, it flushes: there is nothing left to flush.
+  // The request is refused once and flushes, but the flush finds no segment.
   while (Stats().num_sync_all_streams == 0) std::this_thread::yield();
   gate.Open();
   trimming.join();
@@ -216,7 +216,7 @@ TEST_F(AllocatorTrimTest, WhatBecomesFreeDuringTheReleaseStays) {
 TEST_F(AllocatorTrimTest, ThreadsWorkWhileOneTrims) {
   constexpr int kThreads = 3;
   constexpr int kSteps = 3000;
-  source_.set_limit(400_MiB);  // small enough that there are refusals, too
+  source_.set_limit(400_MiB);  // small enough for refusals, too
   std::atomic<bool> done = false;
   std::atomic<uint64_t> ooms = 0;
   std::thread trimmer([&] {

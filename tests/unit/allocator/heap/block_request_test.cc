@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BlockRequest, step by step: what it asks its owner for, and what each answer leads to.
+// BlockRequest, step by step: the demands on the owner, and the result of each answer.
 #include "allocator/heap/block_request.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ namespace {
 using ::testing::ElementsAre;
 using Next = BlockRequest::Next;
 
-// The test owns the heap: it supplies and releases.
+// The test owns the heap, and so supplies and releases the segments.
 class BlockRequestTest : public ::testing::Test {
  protected:
   BlockRequestTest() { Configure(""); }
@@ -50,7 +50,7 @@ class BlockRequestTest : public ::testing::Test {
     return request.result().value();
   }
   void Cache(uint64_t bytes, Stream stream = 0) { heap_->Free(Get(bytes, stream)); }
-  // Up to the last time that it asks for a segment.
+  // Denies segments up to the last demand, after the flush.
   static void DenyUpToTheFlush(BlockRequest& request) {
     while (request.Advance([](absl::Span<const ReleasedSegment>) {}) == Next::kSegment && !request.has_flushed()) {
       request.Deny(NoMemory());
@@ -65,7 +65,7 @@ class BlockRequestTest : public ::testing::Test {
   }
   MemoryStats Stats() const { return heap_->GetMemoryStats(); }
 
-  SimulatedDevice streams_{0};  // for its events only
+  SimulatedDevice streams_{0};  // only for events
   std::unique_ptr<CachingAllocator> heap_;
   uint64_t segments_ = 0;
 };
@@ -294,7 +294,7 @@ TEST_F(BlockRequestTest, GivenUpWhileItAsksItLeavesNothingBehind) {
   }
   {
     BlockRequest request(heap_.get(), 40_MiB);
-    DenyUpToTheFlush(request);  // would wait for the first one's end for ever
+    DenyUpToTheFlush(request);  // a leftover of the first request would make the call wait forever
   }
   BlockRequest request(heap_.get(), 40_MiB);
   EXPECT_EQ(request.passed_limit(), std::nullopt);
@@ -349,7 +349,7 @@ TEST_F(BlockRequestTest, OneThatWaitsForOthersMemoryDelaysNobody) {
   BlockRequest waiting(heap_.get(), 40_MiB);
   DenyUpToTheFlush(waiting);
   BlockRequest request(heap_.get(), 20_MiB);
-  DenyUpToTheFlush(request);  // would wait for the first one's end for ever
+  DenyUpToTheFlush(request);  // a wait for the first request would last forever
   request.Deny(NoMemory());
   EXPECT_EQ(request.next(), Next::kDone);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random settings and operations: whatever the order, tests/support/heap_model.h finds nothing wrong. A sequence that
-// breaks something is shrunk before it is shown.
+// Random settings and operations: tests/support/heap_model.h finds no fault in any order. A failing sequence is shrunk
+// before the report.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -95,7 +95,7 @@ class Generator {
   std::mt19937_64 random_;
 };
 
-// What goes wrong first, or nothing.
+// The first fault; empty without a fault.
 std::string Violation(const Case& tried, uint64_t* ooms = nullptr, uint64_t* deferred_frees = nullptr) {
   HeapModel model(tried.config);
   for (size_t i = 0; i < tried.ops.size(); ++i) {
@@ -107,7 +107,7 @@ std::string Violation(const Case& tried, uint64_t* ooms = nullptr, uint64_t* def
   return model.End();
 }
 
-// With as few operations as still go wrong.
+// Reduces the operations of a failing case as far as the case still fails.
 Case Shrink(Case failing) {
   for (size_t chunk = failing.ops.size() / 2 + 1; chunk > 0; chunk /= 2) {
     for (size_t i = 0; i < failing.ops.size();) {

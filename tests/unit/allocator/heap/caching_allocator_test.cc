@@ -31,7 +31,7 @@ class CachingAllocatorTest : public ::testing::Test {
     EXPECT_EQ(source_.misuse(), "");
   }
 
-  // A block that must be had.
+  // Allocates a block; a refusal fails the test.
   Block* Get(uint64_t bytes) {
     absl::StatusOr<Block*> block = allocator_.Allocate(bytes);
     EXPECT_TRUE(block.ok()) << block.status();
@@ -153,7 +153,7 @@ TEST_F(CachingAllocatorTest, AmongEqualsOfASegmentTheLowestOffsetIsReused) {
 }
 
 TEST_F(CachingAllocatorTest, AgeOfASegmentIsItsAcquisitionNotItsId) {
-  // The first segment goes back; one that is obtained later is younger than all that were kept.
+  // The first segment goes back. A later segment is younger than all kept segments.
   Block* gone = Get(40_MiB);
   Block* kept = Get(32_MiB);
   const SegmentId wanted = kept->segment_id();
@@ -213,7 +213,7 @@ TEST_F(CachingAllocatorTest, OutOfMemoryKeepsWhatIsHeld) {
   EXPECT_EQ(after.allocated_bytes.all.allocated, before.allocated_bytes.all.allocated);
   EXPECT_EQ(after.reserved_bytes.all.current, before.reserved_bytes.all.current);
   EXPECT_EQ(held->segment_bytes(), 20_MiB);
-  // And the allocator goes on working.
+  // The allocator goes on working.
   EXPECT_NE(allocator_.TryAllocate(512), nullptr);
   allocator_.Free(held);
   EXPECT_NE(allocator_.TryAllocate(20_MiB), nullptr);
@@ -230,7 +230,7 @@ TEST_F(CachingAllocatorTest, OutOfMemoryReportsTheSourcesLastWord) {
 TEST_F(CachingAllocatorTest, CacheIsSearchedAgainAfterTheFlush) {
   source_.set_limit(20_MiB);
   Block* held = Get(18_MiB);
-  // Another thread frees it while this request waits for its second answer.
+  // Another thread frees the held block while the request waits for the second answer.
   source_.on_acquire = [&](int call) {
     if (call == 3) allocator_.Free(held);
   };
@@ -259,7 +259,7 @@ TEST_F(CachingAllocatorTest, OtherErrorOfTheSecondTryIsNoOutOfMemory) {
 }
 
 TEST_F(CachingAllocatorTest, EmptyCacheKeepsSegmentsInUse) {
-  Block* in_use = Get(2_MiB);  // of a segment of 20 MiB
+  Block* in_use = Get(2_MiB);  // in a segment of 20 MiB
   Block* whole = Get(30_MiB);
   allocator_.Free(whole);
   EXPECT_EQ(allocator_.EmptyCache(), 30_MiB);
@@ -335,7 +335,7 @@ TEST_F(CachingAllocatorTest, SnapshotTilesEverySegment) {
   EXPECT_EQ(freed.requested_bytes, 700u) << "of the last owner";
 }
 
-// As in the original, which keeps the size that was last asked for in a free block, too.
+// PyTorch's allocator, too, keeps the last requested size in a free block.
 TEST_F(CachingAllocatorTest, FreeBlocksRememberTheLastRequest) {
   const auto requested = [&] {
     std::vector<uint64_t> sizes;
@@ -370,8 +370,8 @@ TEST_F(CachingAllocatorTest, ExplainFitLooksAtThePoolThatWouldServe) {
   EXPECT_EQ(fit.pool_largest_bytes, 0u);
 
   Block* a = Get(9_MiB);
-  Block* b = Get(9_MiB);  // 2 MiB of their segment are left
-  Get(9_MiB);             // another segment, 11 MiB left
+  Block* b = Get(9_MiB);  // 2 MiB of the segment of `a` and `b` are left
+  Get(9_MiB);             // 11 MiB of another segment are left
   Get(512);
   allocator_.Free(a);
   fit = allocator_.ExplainFit(15_MiB);
@@ -384,7 +384,7 @@ TEST_F(CachingAllocatorTest, ExplainFitLooksAtThePoolThatWouldServe) {
 
 TEST_F(CachingAllocatorTest, ExplainFitNamesTheHolesAndWhatPinsThem) {
   EXPECT_EQ(allocator_.ExplainFit(20_MiB).holes.segments, 0u);
-  // Segments: A of five blocks of 4 MiB, B of one that fills it, C of small blocks, D wholly free, E of one small
+  // Segments: A has five blocks of 4 MiB, one block fills B, C has small blocks, D is wholly free, E has one small
   // block.
   std::vector<Block*> a;
   for (int i = 0; i < 5; ++i) a.push_back(Get(4_MiB));
@@ -421,7 +421,7 @@ TEST_F(CachingAllocatorTest, ExplainFitNamesTheHolesAndWhatPinsThem) {
 }
 
 TEST_F(CachingAllocatorTest, ExplainFitNamesAFewSegmentsAndBlocks) {
-  // Segment i of 20 MiB has i + 1 blocks of 1.5 MiB free, of 13.
+  // Segment i of 20 MiB has 13 blocks of 1.5 MiB, and i + 1 free blocks.
   std::vector<std::vector<Block*>> segments(6);
   for (std::vector<Block*>& blocks : segments) {
     for (int i = 0; i < 13; ++i) blocks.push_back(Get(3_MiB / 2));
@@ -454,7 +454,7 @@ TEST_F(CachingAllocatorTest, BlocksAreHeldSinceTheyWereHandedOut) {
   Block* young = Get(4_MiB);
   EXPECT_LT(held(young), held(old));
   EXPECT_EQ(allocator_.ExplainFit(20_MiB).holes.most_bytes.at(0).longest_held.at(0).address, old->address);
-  // A block that is handed out again begins anew.
+  // The age of a block begins anew with the next allocation.
   allocator_.Free(old);
   ASSERT_EQ(Get(4_MiB), old);
   EXPECT_LE(held(old), held(young));
@@ -480,7 +480,7 @@ TEST_F(CachingAllocatorTest, HitsProceedWhileTheSourceIsBusy) {
   source_.on_acquire = [&](int) { gate.Pass(); };
   std::thread slow([&] { EXPECT_NE(Get(100_MiB), nullptr); });
   gate.AwaitArrivals(1);
-  // The gate opens only after all this: were a lock held during the source's call, the test would never end.
+  // The gate opens only after the following checks. A lock held during the source's call would hang the test.
   Block* hit = allocator_.TryAllocate(512);
   EXPECT_NE(hit, nullptr);
   allocator_.Free(hit);
@@ -520,7 +520,7 @@ TEST_F(CachingAllocatorTest, TwoMissesAtATimeGetSegmentsOfTheirOwn) {
   EXPECT_NE(blocks[0]->segment_id(), blocks[1]->segment_id());
 }
 
-// Who holds what, over all threads; reports overlaps.
+// Claims of all threads on memory; reports overlaps.
 class Claims {
  public:
   void Add(const Block& block) {
@@ -549,7 +549,7 @@ class Claims {
 TEST_F(CachingAllocatorTest, FourThreadsNeverShareABlock) {
   constexpr int kThreads = 4;
   constexpr int kSteps = 3000;
-  source_.set_limit(200_MiB);  // small enough that flushes and refusals happen
+  source_.set_limit(200_MiB);  // small enough for flushes and refusals
   source_.on_acquire = [](int call) {
     for (int i = 0; i < call % 64; ++i) std::this_thread::yield();
   };

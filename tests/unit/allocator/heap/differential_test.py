@@ -4,8 +4,9 @@
 
   differential_test.py VRAMCTL [--traces N] [--seed S] [--only INDEX]
 
-A trace that differs is shrunk and printed with what it takes to see it again. Devices are small and streams finish
-late, so that refusals, retries, collections and pending frees are common; that they are is checked at the end.
+The test shrinks a differing trace, and prints the trace with the command that repeats the difference. Devices are small
+and streams finish late, so refusals, retries, collections and pending frees are common. The end of the test checks the
+shares of such traces.
 """
 import argparse
 import collections
@@ -20,9 +21,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "golden"))
 import model  # noqa: E402  (it lies beside the recorded traces)
 
 MIB = model.MIB
-DEEP = 2**64 - 1  # the highest stream number there is
+DEEP = 2**64 - 1  # the highest stream number
 
-# What must have happened in at least this share of the traces; about half of what is seen with any seed.
+# The minimum shares of traces with each event: about half of the share seen with any seed.
 LEAST = {"retries": 0.35, "ooms": 0.30, "pending": 0.25, "collected": 0.15, "oversize released": 0.07,
          "rejections": 0.05, "rescued by the search after the flush": 0.005}
 
@@ -58,7 +59,7 @@ def random_settings(r):
 
 
 def sizes(r):
-    """A function that draws requests. Few different sizes make hits and ties, edges test the size classes."""
+    """Returns a function that draws requests. Few different sizes make hits and ties; edges test the size classes."""
     edges = [0, 1, 512, MIB, 10 * MIB, 11 * MIB, 12 * MIB, 20 * MIB, 21 * MIB, 22 * MIB, 32 * MIB]
     draws = [lambda: r.randint(1, 4096), lambda: r.randint(1, MIB), lambda: r.randint(MIB, 10 * MIB),
              lambda: r.randint(10 * MIB, 64 * MIB), lambda: r.randint(18 * MIB, 26 * MIB),
@@ -81,7 +82,7 @@ def random_case(r):
     finishes = r.choice([0, 0.01, 0.04, 0.1])
     lines, live, gone, next_id = [], [], [], 0
     if "throw" in settings and r.random() < 0.7:
-        lines.append("frac 1")  # only above the limit of the settings does the rule matter
+        lines.append("frac 1")  # the rule matters only above the limit of the settings
     grows = True
     for _ in range(r.randint(30, 320)):
         if r.random() < 0.03:
@@ -97,9 +98,9 @@ def random_case(r):
             lines.append(r.choice(["e", "e", "p", f"frac {r.choice([0, 0.2, 0.5, 0.8, 1, round(r.random(), 3)])}"]))
         elif not live or r.random() < (0.62 if grows else 0.35):
             if gone and r.random() < 0.1:
-                name = gone.pop(r.randrange(len(gone)))  # ids may be used again
+                name = gone.pop(r.randrange(len(gone)))  # a trace may use an id again
             elif live and r.random() < 0.02:
-                name = live.pop(r.randrange(len(live)))  # also those of blocks that are not free
+                name = live.pop(r.randrange(len(live)))  # the trace may use an id again before its free
             else:
                 name, next_id = next_id, next_id + 1
             live.append(name)
@@ -109,7 +110,7 @@ def random_case(r):
             gone.append(name)
             lines.append(f"f {name}")
             if r.random() < 0.02:
-                lines.append(f"f {name}")  # nothing happens
+                lines.append(f"f {name}")  # the second free has no effect
     return Case(settings, device_bytes, fraction, lines)
 
 
@@ -148,7 +149,7 @@ class Vramctl:
 
 
 def legal(lines):
-    """Without what a trace may not say after other lines were taken out."""
+    """Returns the lines without frees and uses whose allocation was taken out."""
     kept, seen = [], set()
     for line in lines:
         words = line.split()
@@ -161,7 +162,7 @@ def legal(lines):
 
 
 def shrink(case, fails):
-    """A smaller case that fails, too: fewer lines in ever smaller chunks, then fewer settings."""
+    """Returns a smaller failing case: removes lines in ever smaller chunks, then removes settings."""
     chunk = max(1, len(case.lines) // 2)
     while True:
         i, shrunk = 0, False

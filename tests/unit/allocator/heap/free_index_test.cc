@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FreeIndex against std::set: the same order and the same answers, whatever the sizes and however many.
+// FreeIndex against std::set: same order and same answers, for all sizes and numbers of blocks.
 #include "allocator/heap/free_index.h"
 
 #include <gmock/gmock.h>
@@ -63,7 +63,7 @@ TEST_F(FreeIndexTest, SizesAreThoseOfAllBlocks) {
       index_.Erase(in.back());
       in.pop_back();
     } else {
-      // Of all classes, many of the same size.
+      // Sizes come from all classes, many of the same size.
       const uint64_t bytes = 512 * ((random() % 3 + 1) << (random() % 24));
       in.push_back(Insert(bytes, i));
     }
@@ -110,7 +110,7 @@ TEST_F(FreeIndexTest, LowestAddressAmongEquals) {
   EXPECT_EQ(index_.FirstAtLeast(4096), second);
 }
 
-// Where bins begin and end: up to 64 units of 512 bytes each size is a bin of its own, then 64 to a power of two.
+// Edges of bins: up to 64 units of 512 bytes, each size has a bin. Above, each power of two has 64 bins.
 TEST_F(FreeIndexTest, EveryBinEdgeIsFound) {
   std::set<uint64_t> sizes;
   for (int bit = 9; bit <= 60; ++bit) {
@@ -123,7 +123,7 @@ TEST_F(FreeIndexTest, EveryBinEdgeIsFound) {
     }
   }
   ASSERT_GT(sizes.size(), 300u);
-  // Alone, and with a smaller one that must not be taken for it.
+  // Each size is alone, or beside a smaller size that the index must not take.
   for (const uint64_t size : sizes) {
     Block* block = Insert(size, 1);
     Block* smaller = size > 512 ? Insert(size - 512, 2) : nullptr;
@@ -134,7 +134,7 @@ TEST_F(FreeIndexTest, EveryBinEdgeIsFound) {
     if (smaller != nullptr) index_.Erase(smaller);
   }
   EXPECT_EQ(index_.size(), 0u);
-  // All together.
+  // All sizes together.
   for (const uint64_t size : sizes) Insert(size, size);
   for (const uint64_t size : sizes) {
     ASSERT_NE(index_.FirstAtLeast(size), nullptr) << size;
@@ -146,7 +146,7 @@ TEST_F(FreeIndexTest, EveryBinEdgeIsFound) {
   EXPECT_EQ(index_.InOrder().size(), sizes.size());
 }
 
-// How many blocks there are at a time, and how their sizes are drawn.
+// The number of blocks at a time, and the way to draw sizes.
 struct Load {
   size_t blocks;
   int sizes;
@@ -160,9 +160,9 @@ class FreeIndexRandomTest : public ::testing::TestWithParam<Load> {
         return 20_MiB;
       case 1:  // one bin, few sizes
         return 1_MiB + 512 * (random_() % 16);
-      case 2:  // everything
+      case 2:  // all sizes
         return 512 * (1 + random_() % (uint64_t{1} << (random_() % 52)));
-      default:  // small ones
+      default:  // small sizes
         return 512 * (1 + random_() % 300);
     }
   }
@@ -180,7 +180,7 @@ TEST_P(FreeIndexRandomTest, AnswersLikeASet) {
   const size_t steps = std::max<size_t>(most * 5 / 2, 2000);
   for (size_t step = 0; step < steps; ++step) {
     SCOPED_TRACE(step);
-    // Fills up first, then stays about half full, and is emptied in the end.
+    // The index fills up first, then stays about half full, and becomes empty in the end.
     const bool insert = step < most ? true : step >= steps - most ? false : random_() % 2 == 0;
     std::vector<Block*>& from = insert ? out : in;
     if (!from.empty()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The recorded events of a heap, its snapshots, and how a request stands against it.
+// Recorded events of a heap, its snapshots, and the view of a request on the heap.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ class HistoryTest : public SimulatedHeapTest {
   using Action = HistoryAction;
   std::vector<HistoryEvent> Events() {
     std::vector<HistoryEvent> events = allocator_->Snapshot().history;
-    // The snapshot's own is the last, and of no interest here.
+    // The last event belongs to the snapshot itself, and is dropped.
     if (!events.empty()) {
       EXPECT_EQ(events.back().action, Action::kSnapshot);
       events.pop_back();
@@ -70,7 +70,7 @@ TEST_F(HistoryTest, FreeIsCompletedWhenStreamsAreDone) {
   Block* kept = Get(512);
   Block* block = Get(512);
   const uint64_t address = block->address;
-  allocator_->Free(kept);  // the block that follows joins it, and still is what it was in the history
+  allocator_->Free(kept);  // the next block merges with `kept`; the history keeps the block's own address
   allocator_->RecordStream(block, 1);
   allocator_->Free(block);
   EXPECT_THAT(Actions().back(), Action::kFreeRequested);
@@ -120,9 +120,9 @@ TEST_F(HistoryTest, KeepsTheLatest) {
     for (const uint64_t bytes : {1, 2, 3}) allocator_->Free(Get(bytes));
     const HeapSnapshot snapshot = allocator_->Snapshot();
     EXPECT_EQ(snapshot.max_events, most);
-    // A free that completes at once counts as one event, and is two here.
+    // A free that completes at once counts as one event, but reads as two events.
     std::vector<std::pair<Action, uint64_t>> all;
-    size_t left = most - 1;  // without the snapshot's
+    size_t left = most - 1;  // without the snapshot's event
     for (const uint64_t bytes : {3, 2, 1}) {
       if (left > 0) {
         all.emplace_back(Action::kFreeCompleted, bytes);
@@ -146,18 +146,18 @@ TEST_F(HistoryTest, KeepsTheLatest) {
 }
 
 TEST_F(HistoryTest, ManyEventsStayInOrder) {
-  // Allocations of 1, 2, 3, ... bytes, each freed: more than one round of rings of several thousand events.
+  // Each allocation of 1, 2, 3, ... bytes is freed: several rounds of rings of several thousand events.
   uint64_t bytes = 0;
   const auto work = [&](uint64_t count) {
     for (uint64_t i = 0; i < count; ++i) allocator_->Free(Get(++bytes));
   };
-  // The last `count` events are those of the last allocations and frees; before the first there is nothing.
+  // Expects the last `count` events to be the last allocations and frees. No event stands before the first.
   const auto expect_last = [&](size_t count) {
     const std::vector<HistoryEvent> events = Events();
     size_t kept = 0;
     uint64_t expected = bytes;
     for (size_t i = events.size(); i > 0; --i) {
-      if (events[i - 1].action == Action::kFreeRequested) continue;  // counted with its completion
+      if (events[i - 1].action == Action::kFreeRequested) continue;  // the completion counts the request
       if (events[i - 1].action == Action::kSegmentAllocate || events[i - 1].action == Action::kSnapshot) continue;
       ASSERT_EQ(events[i - 1].action, kept % 2 == 0 ? Action::kFreeCompleted : Action::kAllocate) << i;
       ASSERT_EQ(events[i - 1].bytes, expected) << i;
@@ -169,13 +169,13 @@ TEST_F(HistoryTest, ManyEventsStayInOrder) {
   for (const uint64_t count : {1, 511, 512, 513, 900, 2000, 1, 2500}) {
     SCOPED_TRACE(bytes);
     work(count);
-    // One place is the snapshot's, another one that of the snapshot before.
+    // The snapshot's event has one place, and the previous snapshot's event another.
     const std::vector<HistoryEvent> events = Events();
     EXPECT_LE(events.size(), 2 * 5000u);
   }
   work(5000);
   expect_last(4999);               // and the snapshot
-  allocator_->SetRecording(3001);  // of these the last
+  allocator_->SetRecording(3001);  // keeps the last 3001
   expect_last(2999);               // and two snapshots
   allocator_->SetRecording(100'000);
   work(10);

@@ -16,7 +16,7 @@ const std::vector<std::string> kQuantities = {
     "allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes",
     "requested_bytes"};
 
-// Different figures everywhere.
+// Fills every statistic with a different figure.
 MemoryStats Sample(uint64_t scale) {
   MemoryStats stats;
   uint64_t n = scale;
@@ -106,7 +106,7 @@ TEST(MemoryStatsTest, AddAddsEveryFigure) {
   for (const auto& [key, value] : FlatMemoryStats(Sample(3))) a[key] = value;
   for (const auto& [key, value] : FlatMemoryStats(Sample(100))) b[key] = value;
   for (const auto& [key, value] : FlatMemoryStats(sum)) {
-    // Two heaps without a setting have none together.
+    // The sum of two heaps without a max_split_size has none either.
     EXPECT_EQ(value, key == "max_split_size" ? -1 : a.at(key) + b.at(key)) << key;
   }
 }
@@ -162,7 +162,7 @@ TEST(FragmentationRatioTest, IsThePartThatIsReservedInVain) {
   EXPECT_DOUBLE_EQ(FragmentationRatio(0, 100), 1.0);
   EXPECT_DOUBLE_EQ(FragmentationRatio(25, 100), 0.75);
   EXPECT_DOUBLE_EQ(FragmentationRatio(100, 100), 0.0);
-  // Two figures read at different moments.
+  // The figures may come from different moments.
   EXPECT_DOUBLE_EQ(FragmentationRatio(120, 100), 0.0);
 }
 

@@ -96,7 +96,7 @@ TEST(MemorySummaryTest, OversizeBlocksHaveRowsOfTheirOwn) {
 TEST(MemorySummaryTest, EveryRowKeepsItsWidth) {
   MemoryStats stats;
   stats.ForEach([](const char*, PoolStat& stat) {
-    stat.Up(PoolKind::kLarge, uint64_t{9'999'999'000'000});  // as a count: 7 digits and M
+    stat.Up(PoolKind::kLarge, uint64_t{9'999'999'000'000});  // counts show 7 digits and M
     stat.Up(PoolKind::kSmall, 1);
   });
   stats.reserved_bytes.all.current = std::numeric_limits<uint64_t>::max();

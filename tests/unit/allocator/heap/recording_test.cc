@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A recording that starts in the middle, replayed: the same figures and the same heap as the one that was recorded.
+// A recording that starts in the middle replays to the same figures and the same heap as the recorded heap.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ absl::StatusOr<Trace> TraceOf(const HeapSnapshot& heap) {
   return TraceFromTorchSnapshot(*snapshot, 0);
 }
 
-// Segments by their order and not their address, and of free blocks not what they once were for.
+// Names segments by order, not by address. Leaves out the last requested size of free blocks.
 std::string Text(const HeapSnapshot& heap) {
   std::string text;
   for (const SegmentSnapshot& segment : heap.segments) {
@@ -68,7 +68,7 @@ TEST(RecordingTest, ThePeakIsTheLiveOne) {
   EXPECT_EQ(summary.device_calls, 30u) << "what was held at the beginning is not obtained";
   EXPECT_THAT(trace.notes, Contains(HasSubstr("began with 240.00 MiB in use (60 blocks) of 240.00 MiB reserved")));
 
-  // No device is enough that has not room for the beginning.
+  // Every device without room for the beginning is too small.
   EXPECT_EQ(*SmallestDevice(trace, {}), live.reserved_bytes.all.peak);
   const ReplaySummary small = SummarizeReplay(trace, {.device_bytes = 238_MiB});
   EXPECT_FALSE(small.start_fits);
@@ -122,12 +122,12 @@ TEST(RecordingTest, AHeapTakesOverSegmentsOnlyBeforeItHasAny) {
 }
 
 TEST(RecordingTest, ARingMayBeginBetweenASegmentAndItsFirstBlock) {
-  // Free segments of this size serve no request that is smaller, so the one that the recording lost was new.
+  // A free segment of 20 MiB serves no smaller request, so the block of the lost event came from a new segment.
   SimulatedDevice device(8_GiB);
   AllocatorOptions options;
   options.max_split_bytes = 20_MiB;
   DirectHeap heap(&device, &device, options);
-  heap.SetRecording(3);  // the segment, the block, and the snapshot; then without the first
+  heap.SetRecording(3);  // segment, block and snapshot; the segment's event is dropped below
   ASSERT_OK(heap.Allocate(2_MiB).status());
   HeapSnapshot snapshot = heap.Snapshot();
   ASSERT_EQ(snapshot.history.size(), 3u);
@@ -144,7 +144,7 @@ struct Figures {
   uint64_t peak_allocated = 0;
 };
 
-// A heap that works, and is recorded from some moment on.
+// A heap that works, and is recorded from a random moment on.
 class RecordedHeap {
  public:
   explicit RecordedHeap(uint64_t seed) : random_(seed) {
@@ -168,7 +168,7 @@ class RecordedHeap {
 
   ReplayConfig config() const { return {.options = options_, .device_bytes = device_bytes_}; }
 
-  // With the last `events` only, as a ring of that size keeps.
+  // Keeps only the last `events`, like a ring with room for `events`.
   HeapSnapshot Last(size_t events) const {
     HeapSnapshot snapshot = snapshot_;
     const size_t dropped = snapshot.history.size() - std::min(events, snapshot.history.size());
@@ -176,7 +176,7 @@ class RecordedHeap {
     return snapshot;
   }
 
-  // From just before the last `events` on, as the live heap counted.
+  // Figures of the live heap from just before the last `events` on.
   Figures FiguresOfLast(size_t events) const {
     uint64_t reserved = reserved_;
     uint64_t allocated = allocated_;
@@ -252,7 +252,7 @@ class RecordedHeap {
   std::unique_ptr<SimulatedDevice> device_;
   std::unique_ptr<DirectHeap> heap_;
   std::vector<Block*> live_;
-  uint64_t reserved_ = 0;  // when the recording began
+  uint64_t reserved_ = 0;  // at the start of the recording
   uint64_t allocated_ = 0;
   HeapSnapshot snapshot_;
 };
@@ -265,7 +265,7 @@ TEST_P(RandomRecordingTest, IsReplayedToTheSameHeapAndPeaks) {
     const RecordedHeap recorded(static_cast<uint64_t>(seed));
     const size_t all = recorded.snapshot().history.size();
     for (const size_t events : {all, all * 3 / 4 + 1, all / 3 + 1, size_t{20}}) {
-      // Also without the sizes of blocks, as PyTorch writes it.
+      // PyTorch writes no sizes of blocks.
       for (const bool with_sizes : {true, false}) {
         SCOPED_TRACE(absl::StrCat("seed ", seed, ", last ", events, " events of ", all, ", sizes ", with_sizes));
         HeapSnapshot snapshot = recorded.Last(events);
@@ -278,8 +278,8 @@ TEST_P(RandomRecordingTest, IsReplayedToTheSameHeapAndPeaks) {
                              [&](const std::string& note) { return absl::StrContains(note, text); });
         };
         if (has_note("differs from it")) {
-          // An allocation that the device refused waits for streams and obtains a segment, though a block may have
-          // become free by that wait. A replay has it before.
+          // A refused allocation waits for streams and obtains a segment, although the wait may have freed a block. A
+          // replay frees the block earlier.
           ASSERT_LT(recorded.config().device_bytes, 64_GiB);
           ++differ;
           continue;
@@ -314,7 +314,7 @@ TEST_P(RandomRecordingTest, IsReplayedToTheSameHeapAndPeaks) {
   EXPECT_LT(differ, 40u) << "of 800";
 }
 
-// With other settings the beginning is the same, and whatever follows is sound.
+// Other settings give the same beginning, and a sound heap afterwards.
 TEST_P(RandomRecordingTest, StartsTheSameWithOtherSettings) {
   for (int seed = GetParam(); seed < 40; seed += 4) {
     const RecordedHeap recorded(static_cast<uint64_t>(seed));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scopes: their list, what they hold of a heap, and their way in snapshots.
+// Scopes: the list, the memory in each scope, and the way into snapshots.
 #include "allocator/heap/scopes.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ namespace {
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// Looks at the list when `id` is known: to find it may have moved the list.
+// Reads the list after `id` is known, because a search for `id` may move the list.
 std::string PathOf(const ScopeTable& table, ScopeId id) {
   return ScopePath(table.scopes(), id);
 }
@@ -90,7 +90,7 @@ TEST(ScopeTableTest, WhatIsTooMuchIsOneScope) {
   EXPECT_THAT(many.scopes(), SizeIs(ScopeTable::kMaxScopes + 1));
   EXPECT_EQ(PathOf(many, last), "(more scopes than are kept)");
   EXPECT_EQ(PathOf(many, many.Find(0, "step 7")), "step 7") << "what is there stays";
-  // Scopes within the overflow are not kept.
+  // The table keeps no scopes within the overflow.
   EXPECT_EQ(many.Find(last, "within"), last);
 
   ScopeTable large;
@@ -124,7 +124,7 @@ TEST(ScopeTableTest, WithoutNestingEachIsOneFrame) {
   EXPECT_EQ(flat[named].name, "forward");
 }
 
-// However deep a program's stack is, what it names itself is kept.
+// The table keeps a program's own names, however deep the stack is.
 TEST(ScopeTableTest, FramesLeaveRoomForNames) {
   ScopeTable table;
   ScopeId frame = 0;
@@ -207,7 +207,7 @@ TEST_F(ScopedHeapTest, WithoutScopesThereIsNothingToTell) {
 }
 
 TEST_F(ScopedHeapTest, ARefusalNamesScopes) {
-  // In one segment of 20 MiB each: 4 MiB in use, 4 free, and so on.
+  // Each group of five blocks has a segment of 20 MiB: 4 MiB in use, 4 MiB free, and so on.
   std::vector<Block*> blocks;
   for (int i = 0; i < 10; ++i) blocks.push_back(GetIn(i < 5 ? forward_ : backward_, 4_MiB));
   for (size_t i = 1; i < blocks.size(); i += 2) allocator_->Free(blocks[i]);
@@ -225,8 +225,8 @@ TEST_F(ScopedHeapTest, ARefusalNamesScopes) {
   EXPECT_EQ(fit.scopes[1].bytes_at_peak, 20_MiB);
 }
 
-// Names are asked for after the look at the heap, and without its lock: what was added before the look has its name,
-// and the heap serves others meanwhile.
+// The refusal asks for names after the look at the heap, without the heap's lock. A scope from before the look has a
+// name, and meanwhile the heap serves other requests.
 TEST_F(ScopedHeapTest, ARefusalAsksForNamesWhenItHasLooked) {
   GetIn(forward_, 4_MiB);
   int asked = 0;
@@ -234,7 +234,7 @@ TEST_F(ScopedHeapTest, ARefusalAsksForNamesWhenItHasLooked) {
   const auto names = [&] {
     ++asked;
     late = table_.Find(0, "late");
-    GetIn(late, 8_MiB);  // hangs if the heap's lock is held
+    GetIn(late, 8_MiB);  // hangs if the caller holds the heap's lock
     return table_.scopes();
   };
   FitReport fit = allocator_->ExplainFit(20_MiB, 0, forward_, names);
@@ -269,11 +269,11 @@ TEST_F(ScopedHeapTest, WhatIsTooLargeToBeRoundedIsExplained) {
   }
 }
 
-// A refusal counts while the heap is locked, a snapshot from a copy: both find the same.
+// A refusal counts under the heap's lock, a snapshot counts in a copy. The results agree.
 TEST_F(ScopedHeapTest, ARefusalFindsWhatASnapshotShows) {
   std::mt19937 random(7);
   std::vector<ScopeId> scopes = {0, forward_, backward_};
-  // Frames: several ids of one path, in the same segment, too.
+  // Frames have several ids of one path, also in the same segment.
   for (uint32_t line = 0; line < 4; ++line) scopes.push_back(table_.Find(forward_, "step", "train.py", line));
   std::vector<Block*> blocks;
   for (int i = 0; i < 600; ++i) {
@@ -290,7 +290,7 @@ TEST_F(ScopedHeapTest, ARefusalFindsWhatASnapshotShows) {
       allocator_->ExplainFit(100_MiB, 0, 0, [this] { return table_.scopes(); }).scopes;
   const std::vector<ScopeUse> shown = LargestScopeUses(ScopeUses(Snapshot()));
   ASSERT_THAT(reported, SizeIs(3));
-  // The simplest way to know, of the snapshot.
+  // The reference counts directly in the snapshot.
   std::map<std::string, ScopeUse> counted;
   for (const SegmentSnapshot& segment : Snapshot().segments) {
     uint64_t holes = 0;
@@ -343,7 +343,7 @@ TEST_F(ScopedHeapTest, EventsHaveTheScopeOfTheirBlock) {
   EXPECT_EQ(events, 4u);
 }
 
-// Against the simplest way to know: all scopes' bytes, copied at each new peak.
+// The reference copies the bytes of all scopes at each new peak.
 TEST_F(ScopedHeapTest, RandomHeapsAreCountedRight) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     Configure("");
@@ -410,7 +410,7 @@ TEST_F(ScopedHeapTest, SnapshotsTravelInParts) {
   }
 }
 
-// A client may say anything.
+// A client may send anything.
 TEST(ScopePartsTest, WhatNoSnapshotHasIsRefused) {
   using Part = v1::GetSnapshotResponse;
   const auto fails = [](const Part& part, const char* why) {
@@ -453,7 +453,7 @@ TEST(ScopePartsTest, WhatNoSnapshotHasIsRefused) {
   ASSERT_EQ(AddSnapshotPart(part, &heap), absl::OkStatus());
   EXPECT_EQ(heap.scopes[1].name, "[2Jn");
   EXPECT_TRUE(absl::IsInvalidArgument(AddSnapshotPart(part, &heap))) << "as many again";
-  // What a table keeps: neither more text nor more depth.
+  // The snapshot obeys the bounds of the table, on text and on depth.
   Part large = part;
   for (int i = 1; i < large.scopes_size(); ++i)
     large.mutable_scopes(i)->mutable_scope()->set_file(std::string(200, 'f'));

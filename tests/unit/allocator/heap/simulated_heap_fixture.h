@@ -14,7 +14,7 @@
 
 namespace vrambroker {
 
-// A heap over a simulated device, whose invariants hold at the end of each test.
+// A heap over a simulated device. The invariants hold at the end of each test.
 class SimulatedHeapTest : public ::testing::Test {
  protected:
   static constexpr uint64_t kCapacity = 1000_MiB;
@@ -26,7 +26,7 @@ class SimulatedHeapTest : public ::testing::Test {
     EXPECT_EQ(source_->used_bytes(), Stats().reserved_bytes.all.current);
   }
 
-  // A new allocator, and a new device of kCapacity.
+  // Makes a new allocator, and a new device of kCapacity.
   void Configure(absl::string_view settings) {
     const absl::StatusOr<AllocConf> conf = ParseAllocConf(settings);
     ASSERT_EQ(conf.status(), absl::OkStatus());
@@ -39,7 +39,7 @@ class SimulatedHeapTest : public ::testing::Test {
     EXPECT_TRUE(block.ok()) << block.status();
     return block.ok() ? *block : nullptr;
   }
-  // Free segments of these sizes, in this order of being freed.
+  // Makes free segments of the given sizes, freed in the given order.
   void Cache(const std::vector<uint64_t>& segments, Stream stream = 0) {
     std::vector<Block*> blocks;
     for (const uint64_t bytes : segments) blocks.push_back(Get(bytes, stream));
@@ -51,7 +51,7 @@ class SimulatedHeapTest : public ::testing::Test {
   MemoryStats Stats() const { return allocator_->GetMemoryStats(); }
   uint64_t Reserved() const { return Stats().reserved_bytes.all.current; }
 
-  SimulatedDevice streams_{0};  // for its events only
+  SimulatedDevice streams_{0};  // only for events
   std::unique_ptr<SimulatedSource> source_;
   std::unique_ptr<DirectHeap> allocator_;
 };

@@ -29,7 +29,7 @@ TEST(SizeClassTest, RequestToBlockPoolAndSegment) {
       {1_MiB + 1, 1_MiB + 512, PoolKind::kLarge, 20_MiB},
       {10_MiB - 513, 10_MiB - 512, PoolKind::kLarge, 20_MiB},
       {10_MiB - 512, 10_MiB - 512, PoolKind::kLarge, 20_MiB},
-      // The segment is chosen from the rounded size.
+      // The rounded size decides the segment.
       {10_MiB - 1, 10_MiB, PoolKind::kLarge, 10_MiB},
       {10_MiB, 10_MiB, PoolKind::kLarge, 10_MiB},
       {10_MiB + 1, 10_MiB + 512, PoolKind::kLarge, 12_MiB},

@@ -30,7 +30,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-// What a heap with this device and limit recorded, to a refusal of its last request.
+// The recording of a heap with a device and a limit, up to the refusal of the last request.
 class DiagnoseTest : public ::testing::Test {
  protected:
   void Make(uint64_t limit, const AllocatorOptions& options = {}, size_t events = 100'000) {
@@ -55,7 +55,7 @@ class DiagnoseTest : public ::testing::Test {
     for (int i = 0; i < 8; ++i) Get(13_MiB);
     for (Block* block : blocks) heap_->Free(block);
   }
-  // Refuses it; later events follow, as those of other threads would.
+  // Makes the heap refuse a request. Later events follow, like the events of other threads.
   Diagnosis DiagnoseRequest(uint64_t bytes, const SettingsTarget& target = {}) {
     EXPECT_FALSE(heap_->Allocate(bytes).ok());
     reserved_ = heap_->GetMemoryStats().reserved_bytes.all.current;
@@ -92,7 +92,7 @@ class DiagnoseTest : public ::testing::Test {
   bool is_limit_ = true;
   std::function<bool()> may_go_on_ = [] { return true; };
   uint64_t reserved_ = 0;
-  uint64_t outside_ = 0;  // charged to the session, and not in the heap
+  uint64_t outside_ = 0;  // charged to the session, but outside of the heap
   Trace trace_;
   std::unique_ptr<SimulatedDevice> device_;
   std::unique_ptr<DirectHeap> heap_;
@@ -115,7 +115,7 @@ TEST_F(DiagnoseTest, ASettingThatIsNamedServesTheSameWork) {
     EXPECT_EQ(trial.missing_bytes, 0u);
     EXPECT_GE(trial.peak_reserved_bytes, diagnosis.helping[0].peak_reserved_bytes) << "best first";
     EXPECT_TRUE(results.emplace(trial.peak_reserved_bytes, trial.device_calls).second) << "one for each result";
-    // Not a replay, but a heap that does the work.
+    // A working heap, not a replay, checks the trial.
     Make(520_MiB, trial.options);
     MakeHoles();
     Get(64_MiB);
@@ -140,7 +140,7 @@ TEST_F(DiagnoseTest, WhereNothingHelpsItSaysHowMuchIsMissing) {
     EXPECT_LT(diagnosis.nearest->missing_bytes, 180_MiB);
     EXPECT_FALSE(diagnosis.nearest->is_served);
   }
-  // Each of these was true of the heap itself.
+  // The heap itself confirms the numbers.
   EXPECT_TRUE(heap_->Allocate(diagnosis.largest_served_bytes).ok());
   heap_->SetLimit(600_MiB + reserved_ - 400_MiB + 20_MiB);
   EXPECT_TRUE(heap_->Allocate(199_MiB).ok());
@@ -162,7 +162,7 @@ TEST_F(DiagnoseTest, TheBoundIsThatOfTheRequest) {
   for (int i = 0; i < 3; ++i) blocks.push_back(Get(100_MiB));
   for (Block* block : blocks) heap_->Free(block);
   heap_->EmptyCache();
-  // Since then others have taken the rest.
+  // Meanwhile other sessions have taken the rest.
   limit_ = 100_MiB;
   heap_->SetLimit(limit_);
   Get(60_MiB);
@@ -183,7 +183,8 @@ TEST_F(DiagnoseTest, MoreThanTheDeviceHasIsNoBoundToAskFor) {
 }
 
 TEST_F(DiagnoseTest, EmptyingTheCacheOnceMayBeEnough) {
-  // Large segments stay cached after a first phase; the second one cuts small blocks that it keeps out of each.
+  // Large segments stay cached after a first phase. The second phase cuts a small block out of each, and keeps the
+  // block.
   Make(200_MiB);
   std::vector<Block*> first;
   for (int i = 0; i < 3; ++i) first.push_back(Get(60_MiB));
@@ -199,7 +200,7 @@ TEST_F(DiagnoseTest, EmptyingTheCacheOnceMayBeEnough) {
   EXPECT_TRUE(diagnosis.emptied->trial.Helps());
   EXPECT_EQ(diagnosis.emptied->allocated_bytes, 0u);
   EXPECT_LT(diagnosis.emptied->op, trace_.recorded_refusals.back());
-  // The heap itself, emptied there.
+  // The heap itself is emptied at the same place.
   Make(200_MiB);
   first.clear();
   for (int i = 0; i < 3; ++i) first.push_back(Get(60_MiB));
@@ -239,7 +240,7 @@ TEST_F(DiagnoseTest, EarlierRefusalsAreNoFaultOfASetting) {
 TEST_F(DiagnoseTest, ARequestThatIsServedWasNotRefusedForWhatIsRecorded) {
   Make(520_MiB);
   MakeHoles();
-  limit_ = 600_MiB;  // what it is told is wrong
+  limit_ = 600_MiB;  // a wrong limit
   const absl::StatusOr<Block*> refused = heap_->Allocate(64_MiB);
   EXPECT_FALSE(refused.ok());
   const Diagnosis diagnosis = DiagnoseRequest(64_MiB);
@@ -304,7 +305,7 @@ TEST_F(DiagnoseTest, WhatTheHeapDidNotHoldTakesItsPartOfTheBound) {
   Make(520_MiB);
   MakeHoles();
   limit_ = 820_MiB;
-  outside_ = 300_MiB;  // as memory that is carried over
+  outside_ = 300_MiB;  // like carried-over memory
   const Diagnosis diagnosis = DiagnoseRequest(64_MiB);
   EXPECT_FALSE(diagnosis.recorded.is_served);
   EXPECT_EQ(diagnosis.recorded.missing_bytes, reserved_ + 64_MiB - 520_MiB);
@@ -320,13 +321,13 @@ TEST_F(DiagnoseTest, WhatTheHeapDidNotHoldTakesItsPartOfTheBound) {
   EXPECT_EQ(none.needed_bound_bytes, 900_MiB);
 }
 
-// A heap that empties its cache because it is short of memory does so by itself; one with other settings may not have
-// to, keeps what is cached, and cuts blocks out of it.
+// A heap that is short of memory empties its cache by itself. A heap with other settings may never be short, and so may
+// keep the cached segments and cut blocks out of them.
 TEST_F(DiagnoseTest, WhatIsSaidToHelpHelpsAHeapThatEmptiesItsCacheByItself) {
   constexpr uint64_t kLimit = 200_MiB;
   struct Step {
     int id = 0;
-    uint64_t bytes = 0;  // 0: it is freed
+    uint64_t bytes = 0;  // 0: a free
   };
   int flushes = 0;
   int helped = 0;
@@ -334,8 +335,8 @@ TEST_F(DiagnoseTest, WhatIsSaidToHelpHelpsAHeapThatEmptiesItsCacheByItself) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     Make(kLimit);
-    Get(512);                 // its segment has room for the event after the refusal
-    std::vector<Step> steps;  // that were served
+    Get(512);                 // the segment has room for the event after the refusal
+    std::vector<Step> steps;  // served steps
     std::map<int, Block*> blocks;
     uint64_t refused = 0;
     for (int id = 0; refused == 0 && id < 300; ++id) {
@@ -380,19 +381,19 @@ TEST_F(DiagnoseTest, WhatIsSaidToHelpHelpsAHeapThatEmptiesItsCacheByItself) {
   EXPECT_GT(helped, 50);
 }
 
-// A program that does the same again, and counts its own allocations and frees.
+// The program repeats the run, and counts its own allocations and frees.
 TEST_F(DiagnoseTest, TheCacheIsEmptiedWhereAProgramCanCountTo) {
   constexpr uint64_t kLimit = 200_MiB;
   int emptied = 0;
-  int own_operations = 0;  // of the heap, between emptying and the request
+  int own_operations = 0;  // operations of the heap between emptying and the request
   for (unsigned seed = 1; seed <= 120; ++seed) {
     SCOPED_TRACE(seed);
     uint64_t refused_call = 0;
-    // Until a request is refused, or up to the one that was. Returns its size; 0: none was.
+    // Runs until a refusal, or up to the earlier refusal. Returns the size of the refused request; 0 without a refusal.
     const auto run = [&](uint64_t empty_before) -> uint64_t {
       std::mt19937 random(seed);
       Make(kLimit);
-      Get(512);  // its segment has room for the event after the refusal
+      Get(512);  // the segment has room for the event after the refusal
       std::map<uint64_t, Block*> blocks;
       uint64_t call = 1;
       for (uint64_t id = 0; id < 300; ++id) {
@@ -417,7 +418,7 @@ TEST_F(DiagnoseTest, TheCacheIsEmptiedWhereAProgramCanCountTo) {
     const uint64_t refused = run(0);
     if (refused == 0) continue;
     const uint64_t at = refused_call;
-    const Diagnosis diagnosis = DiagnoseRequest(refused);  // which is one call more
+    const Diagnosis diagnosis = DiagnoseRequest(refused);  // makes one call more
     if (!diagnosis.emptied.has_value()) continue;
     ++emptied;
     const uint64_t operations = trace_.recorded_refusals.back() - diagnosis.emptied->op;
@@ -433,12 +434,12 @@ TEST_F(DiagnoseTest, TheCacheIsEmptiedWhereAProgramCanCountTo) {
 TEST_F(DiagnoseTest, WhatHasMoreToSpareComesFirst) {
   constexpr uint64_t kLimit = 200_MiB;
   int tight = 0;
-  int full_but_spare = 0;  // with the limit as its peak, and served with less all the same
+  int full_but_spare = 0;  // peaks at the limit, and also fits in less
   for (unsigned seed = 1; seed <= 200; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     Make(kLimit);
-    Get(512);  // its segment has room for the event after the refusal
+    Get(512);  // the segment has room for the event after the refusal
     std::vector<Block*> blocks;
     uint64_t refused = 0;
     for (int i = 0; i < 300; ++i) {
@@ -542,7 +543,7 @@ TEST(SettingsTargetTest, NearestIsWhatItHas) {
 
 TEST(SettingsTargetTest, SaysHowToUseThem) {
   const AllocatorOptions options = Conf("max_split_size_mb:64");
-  // PyTorch 2.6.0, 2.9.1 and 2.14.1 all read this name, and 2.14.1 reads no other where it is set.
+  // PyTorch 2.6.0, 2.9.1 and 2.14.1 all read PYTORCH_CUDA_ALLOC_CONF, and 2.14.1 reads no other variable beside it.
   for (const char* name : {"vrambroker", "torch-2.6", "torch-2.9.1", "torch-2.14"}) {
     EXPECT_EQ(SettingsTarget::Parse(name)->Use(options), "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64") << name;
   }

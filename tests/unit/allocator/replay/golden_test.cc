@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Replays what was recorded from PyTorch's allocator (tests/golden/README.md) and compares every row.
+// Replays recordings of PyTorch's allocator (tests/golden/README.md), and compares every row.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kTraces = 44;
 
-// Plain or gzipped.
+// The path of a plain or gzipped file.
 std::string PathOf(const std::string& file) {
   const std::string path = absl::StrCat(testing_support::paths::kGoldenDir, "/", file);
   return std::filesystem::exists(path) ? path : path + ".gz";
@@ -58,7 +58,7 @@ TEST_P(GoldenTest, EveryRowIsAsRecorded) {
   ASSERT_EQ(expected.size(), trace->ops.size() + 2) << "a heading, a row for each operation, the final line";
   EXPECT_EQ(expected.front(), PerOpHeading());
 
-  // A walk over everything after every operation is quick enough for the short traces only.
+  // A check of the whole heap after every operation is quick enough only for the short traces.
   const size_t check_every = trace->ops.size() < 2500 ? 1 : 97;
   Replay replay(*config, *trace);
   for (size_t i = 0; i < trace->ops.size(); ++i) {

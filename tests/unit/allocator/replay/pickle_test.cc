@@ -35,13 +35,13 @@ PickleValue Text(absl::string_view text) {
   return PickleValue::String(text);
 }
 
-// Literals with NUL bytes in them, without the one at the end.
+// Bytes of a literal, with NUL bytes inside, and without the NUL byte at the end.
 template <size_t kSize>
 std::string Bytes(const char (&literal)[kSize]) {
   return std::string(literal, kSize - 1);
 }
 
-// Python's pickle.dumps(value, protocol).hex() of
+// Python's pickle.dumps(value, protocol).hex() of the value
 //
 //   shared = [1, {"filename": "train.py", "line": 7}]
 //   {"none": None, "bools": [True, False],
@@ -127,7 +127,7 @@ TEST(PickleTest, ReadsWhatPythonWritesWithEachProtocol) {
   for (const PickleSample& sample : Samples()) {
     SCOPED_TRACE(sample.protocol);
     ASSERT_OK_AND_ASSIGN(const PickleValue value, ReadPickle(testing_support::HexToBytes(sample.hex)));
-    EXPECT_EQ(WriteJson(value), WriteJson(SampleValue()));  // says where they differ
+    EXPECT_EQ(WriteJson(value), WriteJson(SampleValue()));  // shows the difference
     EXPECT_TRUE(value == SampleValue());
     const PickleValue* shared = value.Find("shared");
     ASSERT_NE(shared, nullptr);
@@ -142,7 +142,7 @@ TEST(PickleTest, ReadsTheRarerSpellings) {
       {Bytes("\x80\x00N."), PickleValue()},
       {Bytes("\x8d\x02\0\0\0\0\0\0\0hi."), Text("hi")},  // BINUNICODE8
       {Bytes("X\x2c\x01\0\0") + long_text + ".", Text(long_text)},
-      {Bytes("U\x02hi."), Text("hi")},  // Python 2's str
+      {Bytes("U\x02hi."), Text("hi")},  // str of Python 2
       {Bytes("T\x02\0\0\0hi."), Text("hi")},
       {Bytes("C\x02\x00\xff."), Text(Bytes("\x00\xff"))},  // bytes
       {Bytes("B\x01\0\0\0\xff."), Text("\xff")},
@@ -165,7 +165,7 @@ TEST(PickleTest, ReadsTheRarerSpellings) {
       {Bytes("(K\x01q\x01K\x02q\x00K\x03\x94K\x04q\x01h\x00h\x01h\x02t."),
        PickleValue::Tuple({PickleValue::Int(1), PickleValue::Int(2), PickleValue::Int(3), PickleValue::Int(4),
                            PickleValue::Int(2), PickleValue::Int(4), PickleValue::Int(3)})},
-      {"].garbage", PickleValue::List({})},  // Python ignores what follows, too
+      {"].garbage", PickleValue::List({})},  // Python, too, ignores the rest
   };
   for (const auto& [bytes, expected] : cases) {
     SCOPED_TRACE(absl::CHexEscape(bytes));
@@ -231,7 +231,7 @@ TEST(PickleTest, RefusesWhatIsMalformed) {
       {"h\x07.", "byte 0: BINGET (0x68): memo entry 7 was never set"},
       {Bytes("N\x94h\x01."), "byte 2: BINGET (0x68): memo entry 1 was never set"},
       {"\x94.", "byte 0: MEMOIZE (0x94): there are not enough values"},
-      {"N(q\x01.", "byte 2: BINPUT (0x71): there are not enough values"},  // nothing above the mark
+      {"N(q\x01.", "byte 2: BINPUT (0x71): there are not enough values"},  // no value above the mark
       {"Na.", "byte 1: APPEND (0x61): there are not enough values"},
       {"](Na.", "byte 3: APPEND (0x61): there are not enough values"},
       {"NNa.", "byte 2: APPEND (0x61): adds to None, not to a list"},
@@ -273,7 +273,7 @@ TEST(PickleTest, EveryTruncationIsAnError) {
   for (const PickleSample& sample : Samples()) {
     const std::string bytes = testing_support::HexToBytes(sample.hex);
     for (size_t size = 0; size < bytes.size(); ++size) {
-      // A copy of exactly that size, so that AddressSanitizer sees a read behind it.
+      // A copy of the exact size lets AddressSanitizer see a read behind the end.
       const std::vector<char> cut(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size));
       EXPECT_FALSE(ReadPickle(absl::string_view(cut.data(), cut.size())).ok()) << sample.protocol << " " << size;
     }
@@ -288,23 +288,23 @@ TEST(PickleTest, ValuesThatContainThemselvesAreRefused) {
       Bytes("}q\x00Nh\x00s."),    // x = {None: x}
       Bytes("]q\x00]q\x01h\x00"
             "ah\x01"
-            "a."),  // by way of a second list: y = [x], then x.append(y)
+            "a."),  // through a second list: y = [x], then x.append(y)
       Bytes("]q\x00(h\x00th\x00\x86"
-            "a."),                     // by way of a tuple
-      Bytes("]q\x00}q\x01Nh\x00sa."),  // by way of a dict
+            "a."),                     // through a tuple
+      Bytes("]q\x00}q\x01Nh\x00sa."),  // through a dict
       Bytes("]q\x00h\x00\x85q\x01"
             "0h\x01."),  // pickle.dumps of t = ([t],), shortened
   };
   for (const std::string& bytes : cases) {
     SCOPED_TRACE(absl::CHexEscape(bytes));
-    EXPECT_STATUS(ReadPickle(bytes), absl::StatusCode::kInvalidArgument, "contain");  // itself, themselves
+    EXPECT_STATUS(ReadPickle(bytes), absl::StatusCode::kInvalidArgument, "contain");  // "itself" or "themselves"
   }
-  // A list that is finished and then used twice is none of these.
+  // A finished list that is used twice does not contain itself.
   EXPECT_OK(ReadPickle(Bytes("]q\x00Nah\x00\x86.")));
 }
 
 TEST(PickleTest, NestingIsLimited) {
-  // n lists in one another.
+  // Lists nested n deep.
   const auto nested = [](size_t n) { return std::string(n, ']') + std::string(n - 1, 'a') + "."; };
   ASSERT_OK_AND_ASSIGN(const PickleValue deepest, ReadPickle(nested(1000)));
   EXPECT_TRUE(*ReadPickle(WritePickle(deepest)) == deepest);
@@ -312,7 +312,7 @@ TEST(PickleTest, NestingIsLimited) {
   EXPECT_STATUS(ReadPickle(nested(1001)), absl::StatusCode::kInvalidArgument,
                 "byte 2000: APPEND (0x61): nested more than 1000 deep");
   EXPECT_STATUS(ReadPickle(nested(1'000'000)), absl::StatusCode::kInvalidArgument, "nested more than 1000 deep");
-  // Tuples and dicts, and depth that comes from the memo.
+  // Tuples and dicts nest too deep, also through the memo.
   EXPECT_STATUS(ReadPickle(absl::StrCat(")", std::string(1000, '\x85'), ".")), absl::StatusCode::kInvalidArgument,
                 "byte 1000: TUPLE1 (0x85): nested more than 1000 deep");
   std::string dicts = Bytes("}q\x00");
@@ -320,14 +320,14 @@ TEST(PickleTest, NestingIsLimited) {
   EXPECT_STATUS(ReadPickle(dicts + "."), absl::StatusCode::kInvalidArgument, "nested more than 1000 deep");
 }
 
-// Each list holds the one before it twice: 2^200 values when written out, 200 lists.
+// Each list holds the previous list twice: 200 lists, but 2^200 values in writing.
 TEST(PickleTest, SharedValuesAreNotMultiplied) {
   std::string bytes = Bytes("\x80\x02]Na");
   for (int i = 0; i < 200; ++i)
     bytes += Bytes(
         "q\x00](h\x00h\x00"
         "e");
-  // The list before it stays below on the stack: make one tuple of all.
+  // Each previous list stays below on the stack. A tuple takes all lists.
   bytes = Bytes("(") + bytes + "t.";
   ASSERT_OK_AND_ASSIGN(const PickleValue value, ReadPickle(bytes));
   const std::string written = WritePickle(value);
@@ -339,7 +339,7 @@ TEST(PickleTest, SharedValuesAreNotMultiplied) {
   EXPECT_EQ(&last.AsItems()[0].AsItems(), &last.AsItems()[1].AsItems());
 }
 
-// One byte of input that makes ten or a hundred in memory is fine in small numbers only.
+// The reader allows only few bytes of input that each take ten or a hundred bytes in memory.
 TEST(PickleTest, WhatIsBuiltIsLimitedByTheSize) {
   const auto repeated = [](size_t times, const std::string& bytes) {
     std::string all = "(";
@@ -347,7 +347,7 @@ TEST(PickleTest, WhatIsBuiltIsLimitedByTheSize) {
     return all + "t.";
   };
   const std::string lists = repeated(600'000, "]");
-  // 3 units each, of the 2^20 and one for each byte that there are; one is the mark's.
+  // Each list takes 3 units. The reader has 2^20 units, and one unit for each byte of input. The mark takes one unit.
   const size_t last = ((size_t{1} << 20) + lists.size() - 1) / 3 + 1;
   EXPECT_STATUS(ReadPickle(lists), absl::StatusCode::kInvalidArgument,
                 absl::StrCat("byte ", last, ": EMPTY_LIST (0x5d): builds more values than are read from 600003 bytes"));
@@ -355,7 +355,7 @@ TEST(PickleTest, WhatIsBuiltIsLimitedByTheSize) {
                 "EMPTY_TUPLE (0x29): builds more");
   EXPECT_STATUS(ReadPickle(repeated(600'000, "}\x94")), absl::StatusCode::kInvalidArgument, "builds more");
   EXPECT_STATUS(ReadPickle(repeated(1'100'000, Bytes("U\0"))), absl::StatusCode::kInvalidArgument, "builds more");
-  // As many small values as there are bytes.
+  // Each byte makes one small value.
   ASSERT_OK_AND_ASSIGN(const PickleValue nones, ReadPickle(repeated(1'100'000, "N")));
   EXPECT_EQ(nones.AsItems().size(), 1'100'000u);
 }
@@ -381,7 +381,7 @@ TEST(PickleTest, BoolsAreNoIntegersAndKindsAreKept) {
   EXPECT_EQ(PickleKindName(PickleKind::kUint), "an integer");
 }
 
-// What PyTorch's viewer knows. Arguments are skipped over, so that text is not taken for opcodes.
+// Expects only opcodes that PyTorch's viewer knows. Skips arguments, to take no text for opcodes.
 void ExpectOnlyTheViewersOpcodes(const std::string& bytes, size_t max_batch) {
   const std::string plain = std::string("(.N\x88\x89]})ate\x85\x86\x87usld") + '\x94';
   size_t next = 0;
@@ -541,7 +541,7 @@ class RandomValues {
   explicit RandomValues(uint32_t seed) : random_(seed) {}
 
   PickleValue Make(int depth) {
-    // Sometimes one that was there before, so that values are shared.
+    // Sometimes reuses an earlier value, so that values are shared.
     if (!made_.empty() && Number(6) == 0) return made_[Number(made_.size())];
     PickleValue value = MakeNew(depth);
     made_.push_back(value);
@@ -625,10 +625,10 @@ TEST(PickleTest, JsonIsAlwaysUtf8) {
   const std::string replacement = "\xef\xbf\xbd";
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"\xc3\xa9", "\xc3\xa9"},                  // two bytes
-      {"\xe2\x82\xac", "\xe2\x82\xac"},          // three
-      {"\xed\x9f\xbf", "\xed\x9f\xbf"},          // the last before the halves of pairs
-      {"\xf0\x9f\x98\x80", "\xf0\x9f\x98\x80"},  // four
-      {"\xf4\x8f\xbf\xbf", "\xf4\x8f\xbf\xbf"},  // the last of all
+      {"\xe2\x82\xac", "\xe2\x82\xac"},          // three bytes
+      {"\xed\x9f\xbf", "\xed\x9f\xbf"},          // the last character below the UTF-16 halves
+      {"\xf0\x9f\x98\x80", "\xf0\x9f\x98\x80"},  // four bytes
+      {"\xf4\x8f\xbf\xbf", "\xf4\x8f\xbf\xbf"},  // the last character
       {"a\xff"
        "b",
        "a" + replacement + "b"},

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`vramctl replay` as it is called: what it prints for the recorded traces, and how it refuses bad input.
+"""`vramctl replay`: the output for the recorded traces, and the refusals of bad input.
 
   replay_command_test.py VRAMCTL GOLDEN_DIR
 """
@@ -25,7 +25,7 @@ def contents(path):
 
 
 def golden_faults(vramctl, folder):
-    """Every recorded result, byte for byte; and once more with a setting that must change it."""
+    """Compares every recorded result byte for byte. A changed setting must change the result."""
     confs = sorted(folder.glob("*.conf"))
     if len(confs) != TRACES:
         yield f"{len(confs)} recorded traces instead of {TRACES}"
@@ -47,7 +47,7 @@ def golden_faults(vramctl, folder):
 
 
 def standard_input_faults(vramctl, folder):
-    """`-` reads what a file would have, packed or not, and errors name it."""
+    """`-` reads a trace from standard input, packed or not. Errors name standard input."""
     trace = b"a 0 512 0\na 1 4194304 0\nf 0\n"
     (folder / "same.trace").write_bytes(trace)
     expected = replay(vramctl, folder / "same.trace", "--per-op").stdout
@@ -62,7 +62,7 @@ def standard_input_faults(vramctl, folder):
 
 
 def refusal_faults(vramctl, folder):
-    """Bad input: exit code 2, nothing on standard output, and a message that says where."""
+    """Bad input gives exit code 2, an empty standard output, and a message that names the place."""
     good = folder / "good.trace"
     good.write_bytes(b"# comment\n\na 0 512 0\nf 0\n")
     packed = gzip.compress(b"a 0 512 0\nf 0\n" * 1000)
@@ -122,7 +122,7 @@ def refusal_faults(vramctl, folder):
 
 
 def snapshot_faults(vramctl, golden, folder):
-    """A replay's snapshot, replayed, is the same run again."""
+    """A replay of a replay's snapshot is the same run again."""
     trace = golden / "two_stream_overlap.trace.gz"
     file = folder / "heap.pickle"
     peaks = []

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Traces in text form, files that hold them, and the replay's own promises.
+// Traces in text form, files with traces, and promises of the replay.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -113,7 +113,7 @@ TEST(ParseTraceTextTest, ReadsTheHeapAtTheStart) {
 }
 
 TEST(ReplayTest, OtherSettingsGiveBackAsManyBytes) {
-  // Segments 0 to 2; what the trace gives back then are segments of other sizes than these.
+  // The trace gives back other sizes than the sizes of the replay's segments 0 to 2.
   const absl::StatusOr<Trace> trace = ParseTraceText(
       "seg 20971520 0 large\nb 20971520\nseg 20971520 0 large\nb 20971520\nseg 20971520 0 large\nb 20971520\n"
       "g 0 12582912\ng 1 8388608\ng 2 2097152\na 0 512 0\ng 2 2097152\n");

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table of settings in server/TUNING.md says what vramctl knows of PyTorch's releases.
+"""The table of settings in server/TUNING.md agrees with vramctl about PyTorch's releases.
 
   settings_table_test.py VRAMCTL SOURCE_DIR
 
-With VRAMBROKER_TORCH=RELEASE:FILE, such as 2.6:/path/to/libc10_cuda.so, also what that release has. FILE is the library that
-reads the settings, or its source.
+VRAMBROKER_TORCH=RELEASE:FILE, for example 2.6:/path/to/libc10_cuda.so, adds a check against a real release. FILE is the
+library that reads the settings, or the library's source.
 """
 import json
 import os
@@ -19,7 +19,7 @@ import tempfile
 VALUES = {"max_split_size_mb": "21", "garbage_collection_threshold": "0.5", "roundup_power2_divisions": "4",
           "max_non_split_rounding_mb": "64", "large_segment_size_mb": "40", "per_process_memory_fraction": "0.5",
           "throw_on_cudamalloc_oom": "True"}
-OLDEST_WITH_SETTINGS = (2, 3)  # before, snapshots did not have them
+OLDEST_WITH_SETTINGS = (2, 3)  # earlier snapshots have no settings
 
 
 def number(release):
@@ -27,7 +27,7 @@ def number(release):
 
 
 def writer(vramctl, folder, settings):
-    """The release for which the snapshot of a job with these settings is tuned."""
+    """Returns the release for which vramctl tunes the snapshot of a job with `settings`."""
     entries = [{"action": "alloc", "addr": 4096, "size": 512, "stream": 0}]
     blocks = [{"size": 512, "requested_size": 512, "state": "active_allocated"}, {"size": (2 << 20) - 512, "state": "inactive"}]
     segment = {"device": 0, "address": 4096, "total_size": 2 << 20, "stream": 0, "segment_type": "small", "blocks": blocks}

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots as PyTorch's releases write them, and what vramctl makes of the files without a daemon.
+"""Snapshots in the forms of PyTorch's releases, and vramctl's reading of the files without a daemon.
 
   torch_files_test.py VRAMCTL GOLDEN_DIR
 """
@@ -24,7 +24,7 @@ def vramctl(*args):
 
 
 def held(count, device, frames=()):
-    """Segments of 20 MiB, each with two blocks of 7 MiB, as PyTorch's allocator places them: with a hole of 6 MiB."""
+    """Returns segments of 20 MiB, each with two blocks of 7 MiB and a hole of 6 MiB, like PyTorch's allocator."""
     events, state = [], []
     for i in range(count):
         at = BASE + i * 32 * MIB
@@ -51,7 +51,7 @@ def settings(text="", **more):
 
 
 def recorded(trace, folder):
-    """What PyTorch would have recorded of a trace: a snapshot of vramctl's without the key that is its own."""
+    """Returns PyTorch's recording of a trace: vramctl's snapshot without vramctl's own key."""
     file = folder / "recorded.pickle"
     done = vramctl("replay", trace, "-o", file)
     assert done.returncode == 0, done
@@ -67,7 +67,7 @@ def without(snapshot, *actions):
 
 
 def skipped_faults(golden, folder):
-    """skip_actions of _record_memory_history: one of the two events of a free is enough."""
+    """One of a free's two events is enough. skip_actions of _record_memory_history can drop the other event."""
     kinds = ("free_requested", "free_completed")
     for trace in ("frag_mixed500.trace", "two_stream_overlap.trace.gz"):
         whole = recorded(golden / trace, folder)
@@ -82,7 +82,7 @@ def skipped_faults(golden, folder):
                 yield f"{trace} without {kind}: {one}"
                 continue
             found = json.loads(one.stdout)
-            # On one stream a block is free as soon as its free is requested: nothing is lost.
+            # A block of a trace with one stream is free as soon as the free is requested, so no figure is lost.
             keys = ["allocations", "ooms"] + (["peak_allocated_bytes", "peak_reserved_bytes", "operations"]
                                               if trace == "frag_mixed500.trace" else [])
             if any(found[key] != wanted[key] for key in keys):
@@ -92,7 +92,7 @@ def skipped_faults(golden, folder):
         neither = vramctl("replay", write(folder / "none.pickle", without(whole, *kinds)))
         if neither.returncode != 2 or "not of one recording without a gap" not in neither.stderr:
             yield f"{trace} without any frees is not refused: {neither}"
-    # A block that still waits at the end, and one that became free: the first keeps waiting.
+    # The first block still waits at the end, and the second became free. The first keeps waiting.
     events, state = held(1, 0)
     state[0]["blocks"][0]["state"] = "active_pending_free"
     state[0]["blocks"][1:] = [{**state[0]["blocks"][2], "size": 13 * MIB, "address": BASE + 7 * MIB}]
@@ -101,7 +101,7 @@ def skipped_faults(golden, folder):
     done = vramctl("replay", write(folder / "waits.pickle", snapshot))
     if done.returncode != 0 or "1 free had to wait" not in done.stderr or "skips free_completed" not in done.stderr:
         yield f"a block that waits at the end: {done}"
-    events[-2]["action"] = "oom"  # no free at all of that block, which waits: free_requested was skipped
+    events[-2]["action"] = "oom"  # the waiting block has no free: free_requested was skipped
     events[-2].update(device_free=0)
     events[-1]["action"] = "free_completed"
     done = vramctl("replay", write(folder / "waits.pickle", snapshot))
@@ -110,7 +110,7 @@ def skipped_faults(golden, folder):
 
 
 def device_faults(folder):
-    """A rank's file has the events of its own device."""
+    """A rank's file has only the events of the rank's device."""
     events, state = held(20, device=1)
     snapshot = {"segments": state, "device_traces": [[], events, [{"action": "snapshot", "addr": 0, "size": 0, "stream": 0}]]}
     rank = write(folder / "rank1.pickle", snapshot)
@@ -136,7 +136,7 @@ def device_faults(folder):
 
 
 def release_faults(folder):
-    """What is advised is for the PyTorch that wrote the file; what needs a newer one says so."""
+    """The advice fits the PyTorch release that wrote the file. Advice for a newer release names the release."""
     events, state = held(20, device=0)
     old = {"segments": state, "device_traces": [events]}
     cases = [
@@ -174,7 +174,7 @@ def release_faults(folder):
 
 
 def line_to_use_faults(folder):
-    """It takes the place of all settings that the job had, so it has also those that a replay leaves out."""
+    """The line to use replaces all settings of the job, and so includes the settings that a replay leaves out."""
     events, state = held(20, device=0)
     had = "per_process_memory_fraction:0.4,expandable_segments:False,pinned_use_cuda_host_register:True"
     file = write(folder / "left_out.pickle", {"segments": state, "device_traces": [events], "allocator_settings": settings(had)})
@@ -184,7 +184,7 @@ def line_to_use_faults(folder):
                        (["--alloc-conf=max_split_size_mb:512"], "")):
         best = json.loads(vramctl("tune", file, *args, "--format=json").stdout)["by_peak_reserved"]
         if not best and "--for=torch-2.6" in args:
-            continue  # it has nothing that is better
+            continue  # tune finds no better settings
         conf = best[0]["alloc_conf"]
         wanted = f"PYTORCH_CUDA_ALLOC_CONF={conf}" + (f",{rest}" if rest else "")
         if best[0]["use"] != wanted or f"  {wanted}\n" not in (done := vramctl("tune", file, *args)).stdout:
@@ -192,8 +192,8 @@ def line_to_use_faults(folder):
 
 
 def without_daemon_faults(folder):
-    """What a file holds, drawn and summed."""
-    empty = folder / "no_daemon"  # no socket is in it
+    """vramctl draws and sums a file's heap without a daemon."""
+    empty = folder / "no_daemon"  # a folder without a socket
     _, state = held(2, device=1, frames=FRAMES["cache"])
     file = write(folder / "moment.pickle", {"segments": state, "device_traces": [[], []]})
     sums = ("device 1: 40.00 MiB reserved in 2 segments: 28.00 MiB allocated in 4 blocks, 12.00 MiB fragmented (2 holes, the "
@@ -225,13 +225,13 @@ def without_daemon_faults(folder):
         done = vramctl(command, file, "--device=2")
         if done.returncode != 2 or "no device 2; the file has 2 devices" not in done.stderr:
             yield f"{command} of a device that is not there: {done}"
-        # No file, and no path: a session, which only a daemon knows.
+        # A name without a file or a path is a session, known only to a daemon.
         if "snapshot" in (done := vramctl(command, "trainer", f"--socket-dir={empty}")).stderr or done.returncode == 0:
             yield f"{command} of a session: {done}"
 
 
 def growth_faults(folder):
-    """What has grown between two snapshots, by place."""
+    """vramctl shows the growth between two snapshots by place."""
     def snapshot(name, *parts):
         state = []
         for count, frames in parts:

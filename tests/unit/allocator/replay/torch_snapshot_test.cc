@@ -35,7 +35,7 @@ using Pairs = PickleValue::Pairs;
 
 constexpr uint64_t kBase = 0x7f0000000000;
 
-// A heap with one segment of each pool, every state of a block, and a history that leads there.
+// A heap with one segment of each pool, blocks in every state, and the history of the heap.
 HeapSnapshot SampleHeap() {
   HeapSnapshot heap;
   heap.segments.push_back({.id = SegmentId{1},
@@ -175,7 +175,7 @@ TEST(TorchSnapshotTest, NumbersFitInWhatTheViewerCalculatesWith) {
   EXPECT_EQ(At(entry, "stream").AsInt(), -2) << "as PyTorch writes a handle of 2^64 - 2";
 }
 
-// How many of the sample's events are left when `change` was done to it.
+// The number of the sample's events that stay after `change`.
 size_t EventsLeft(void (*change)(HeapSnapshot&)) {
   HeapSnapshot heap = SampleHeap();
   change(heap);
@@ -185,21 +185,21 @@ size_t EventsLeft(void (*change)(HeapSnapshot&)) {
 
 TEST(TorchSnapshotTest, CutsAHistoryThatTheViewerCannotUndo) {
   EXPECT_EQ(EventsLeft([](HeapSnapshot&) {}), 16u);
-  // Event 14 requested the free of a block that is not waiting: only the snapshot's event is left.
+  // Event 14 requests the free of a block that does not wait. Only the snapshot's event stays.
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) { heap.segments[0].blocks[2].state = BlockState::kFree; }), 1u);
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) { heap.segments[0].blocks[2].state = BlockState::kAllocated; }), 1u);
-  // The same free requested twice: one of the two can be undone.
+  // A repeated request of a free: only one request can be undone.
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) {
               const HistoryEvent again = heap.history[14];
               heap.history.insert(heap.history.begin() + 14, again);
             }),
             2u);
-  // Event 12 obtained a segment that is not there, or not of that size.
+  // Event 12 obtains a segment that is missing, or has another size.
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) { heap.segments.pop_back(); }), 3u);
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) { heap.segments[1].bytes += 2_MiB; }), 3u);
-  // ... or that has a block in use, allocated before the segment.
+  // Event 12 obtains a segment that has a block in use, allocated before the segment.
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) { heap.segments[1].blocks[1].state = BlockState::kAllocated; }), 3u);
-  // Event 10 gave a segment back that overlaps one still there.
+  // Event 10 gives back a segment that overlaps a segment of the heap.
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) {
               heap.segments.push_back({SegmentId{3}, kBase + 99_MiB, 2_MiB, PoolKind::kSmall, 0, {{0, 2_MiB}}});
             }),
@@ -208,15 +208,15 @@ TEST(TorchSnapshotTest, CutsAHistoryThatTheViewerCannotUndo) {
               heap.segments.push_back({SegmentId{3}, kBase + 120_MiB, 2_MiB, PoolKind::kSmall, 0, {{0, 2_MiB}}});
             }),
             5u);
-  // Event 9 completed a free in a segment that is not there at that point.
+  // Event 9 completes a free in a segment that is missing at the time.
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) { heap.history.erase(heap.history.begin() + 10); }), 5u);
-  // Event 4 completed the free of a block that was in use afterwards.
+  // Event 4 completes the free of a block that is in use afterwards.
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) { heap.segments[0].blocks[1].state = BlockState::kAllocated; }), 11u);
-  // An allocation of a block that is not there any more is no reason.
+  // An allocation of a missing block is no reason to cut.
   EXPECT_EQ(EventsLeft([](HeapSnapshot& heap) { heap.segments[0].blocks[0].state = BlockState::kFree; }), 16u);
 }
 
-// Entries as PyTorch writes them.
+// Entries in PyTorch's form.
 PickleValue Entry(absl::string_view action, uint64_t address, uint64_t bytes, uint64_t stream = 0) {
   return PickleValue::Dict({{PickleValue::String("action"), PickleValue::String(action)},
                             {PickleValue::String(action == "oom" ? "device_free" : "addr"), PickleValue::Uint(address)},
@@ -236,7 +236,7 @@ PickleValue SnapshotOf(Items entries) {
       {{PickleValue::String("device_traces"), PickleValue::List({PickleValue::List(std::move(entries))})}});
 }
 
-// The text form, so that a difference can be read.
+// The text form shows a difference readably.
 std::vector<std::string> Lines(const Trace& trace) {
   std::vector<std::string> lines;
   for (const TraceOp& op : trace.ops) {
@@ -289,7 +289,7 @@ TEST(TorchTraceTest, AFreeThatWaitsIsKeptByAStandIn) {
       TraceFromTorchSnapshot(
           SnapshotOf({Entry("alloc", 4096, 1, 1), Entry("alloc", 8192, 2, 2), Entry("free_requested", 4096, 1, 1),
                       Entry("alloc", 16384, 3), Entry("free_requested", 8192, 2, 2), Entry("alloc", 20480, 4),
-                      // The second completes first: their stand-ins differ.
+                      // The second free completes first: the stand-ins differ.
                       Entry("free_completed", 8192, 2, 2), Entry("alloc", 8192, 5), Entry("free_requested", 8192, 5),
                       Entry("free_completed", 4096, 1, 1), Entry("alloc", 4096, 6)}),
           0));
@@ -297,7 +297,7 @@ TEST(TorchTraceTest, AFreeThatWaitsIsKeptByAStandIn) {
       Lines(trace),
       ElementsAre("a 0 1 1", "a 1 2 2", absl::StrCat("r 0 ", kLast), "f 0", "a 2 3 0",
                   absl::StrCat("r 1 ", kLastButOne), "f 1", "a 3 4 0", absl::StrCat("s ", kLastButOne), "a 4 5 0",
-                  // Waits to the end; the stand-in that is not needed any more serves again.
+                  // The free waits to the end. The unused stand-in serves again.
                   absl::StrCat("r 4 ", kLastButOne), "f 4", absl::StrCat("s ", kLast), "a 5 6 0"));
   EXPECT_THAT(trace.notes, ElementsAre(HasSubstr("no segments"), HasSubstr("3 frees had to wait for other streams")));
 }
@@ -307,7 +307,7 @@ TEST(TorchTraceTest, StandInsAreNoStreamOfTheTrace) {
       const Trace trace,
       TraceFromTorchSnapshot(
           SnapshotOf({Entry("alloc", 4096, 1, std::numeric_limits<uint64_t>::max()), Entry("free_requested", 4096, 1),
-                      // Signed, as PyTorch writes it.
+                      // PyTorch writes the stream with a sign.
                       PickleValue::Dict({{PickleValue::String("action"), PickleValue::String("alloc")},
                                          {PickleValue::String("addr"), PickleValue::Int(8192)},
                                          {PickleValue::String("size"), PickleValue::Int(2)},
@@ -340,8 +340,8 @@ PickleValue WithSegments(const PickleValue& snapshot, Items segments) {
 }
 
 TEST(TorchTraceTest, ARecordingThatStartsInTheMiddleBeginsWithWhatIsLive) {
-  // As PyTorch writes it, without sizes of blocks. Blocks of 1 KiB at 0 (freed in the recording), 1024 (stays), 2048
-  // (its free was requested before, and completes) and 4096 (new).
+  // The recording has no sizes of blocks, like PyTorch's. Blocks of 1 KiB are at 0 (freed in the recording), 1024
+  // (stays), 2048 (free requested before the recording, completed inside) and 4096 (new).
   const PickleValue snapshot = WithSegments(
       SnapshotOf({Entry("free_completed", 2048, 600), Entry("free_requested", 0, 1000),
                   Entry("free_completed", 0, 1000), Entry("alloc", 4096, 1024)}),
@@ -367,7 +367,7 @@ TEST(TorchTraceTest, ARecordingThatStartsInTheMiddleBeginsWithWhatIsLive) {
                                HasSubstr("the recording began with 3.00 KiB in use (3 blocks) of 2.00 MiB reserved")));
 }
 
-// The fraction is of a device whose size is not in the snapshot.
+// The fraction refers to a device whose size is missing in the snapshot.
 TEST(TorchTraceTest, TheSettingsOfTheRecordingAreKnownWithoutTheirFraction) {
   Pairs pairs = SnapshotOf({Entry("alloc", 4096, 10)}).AsPairs();
   pairs.emplace_back(PickleValue::String("allocator_settings"),
@@ -443,7 +443,7 @@ TEST(TorchTraceTest, OddEntriesAreLeftOutAndNoted) {
                                        Entry("free_requested", 4096, 2), Entry("snapshot", 0, 0),
                                        Entry("alloc", 4096, 3),  // no completion
                                        Entry("free_requested", 4096, 3), Entry("free_requested", 4096, 3),  // twice
-                                       Entry("alloc", 8192, 0), Entry("oom", 0, 0),                         // nothing
+                                       Entry("alloc", 8192, 0), Entry("oom", 0, 0),                         // no bytes
                                        Entry("segment_map", 0, 1), Entry("segment_unmap", 0, 1), Entry("dance", 0, 0),
                                        Entry("alloc", 8192, 4), Entry("free_completed", 8192, 4)}),  // never requested
                            0));
@@ -554,7 +554,7 @@ TEST(TorchTraceTest, OurOwnSnapshotMakesATrace) {
   EXPECT_EQ(trace.ids, 6u);
 }
 
-// A heap that gets and gives segments, blocks and pending blocks at random, and keeps the history of it.
+// A heap that gets and gives back segments, blocks and pending blocks at random, and keeps the history.
 class RandomHeap {
  public:
   explicit RandomHeap(uint32_t seed) : random_(seed) {}
@@ -570,7 +570,7 @@ class RandomHeap {
       }
       heap.segments.push_back(std::move(copy));
     }
-    // What a ring would have left.
+    // A ring keeps only the last events.
     const size_t kept = history_.size() - Number(history_.size() / 2 + 1);
     heap.history.assign(history_.end() - static_cast<std::ptrdiff_t>(kept), history_.end());
     return heap;
@@ -635,9 +635,9 @@ TEST(TorchTraceTest, RandomHistoriesAreKeptWholeAndKeepTheirBlocksPending) {
     const PickleValue snapshot = TorchSnapshot({heap});
     ASSERT_EQ(At(snapshot, "device_traces").AsItems()[0].AsItems().size(), heap.history.size());
     ASSERT_OK_AND_ASSIGN(const Trace trace, TraceFromTorchSnapshot(snapshot, 0));
-    // After the trace as many blocks are allocated and pending as the heap has.
+    // After the trace, the heap has the expected number of allocated and pending blocks.
     std::set<uint32_t> allocated;
-    std::map<Stream, uint32_t> pending;  // by stand-in: one block each
+    std::map<Stream, uint32_t> pending;  // one block for each stand-in
     std::map<uint32_t, Stream> recorded;
     uint32_t next_id = 0;
     for (const SegmentSnapshot& segment : trace.start.segments) {
@@ -679,7 +679,7 @@ TEST(TorchTraceTest, RandomHistoriesAreKeptWholeAndKeepTheirBlocksPending) {
   EXPECT_GT(started_in_the_middle, 1000u) << "too few to mean anything";
 }
 
-// For torch_snapshot_readable.py and PyTorch's own tools: writes files when VRAMBROKER_SNAPSHOT_DIR says where to.
+// Writes files for torch_snapshot_readable.py and PyTorch's own tools to VRAMBROKER_SNAPSHOT_DIR.
 TEST(TorchSnapshotTest, WritesFilesForOtherReaders) {
   const char* folder = std::getenv("VRAMBROKER_SNAPSHOT_DIR");
   if (folder == nullptr) GTEST_SKIP() << "VRAMBROKER_SNAPSHOT_DIR is not set";

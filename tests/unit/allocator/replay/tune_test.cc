@@ -22,7 +22,7 @@ Trace MakeTrace(const std::string& text) {
   return *std::move(trace);
 }
 
-// Blocks of 11 MiB + 512 in segments of 12 MiB: what is cut off serves 900 KiB requests' large cousins badly.
+// Random allocations of 2 MB to 32 MB, and frees, which fragment the heap.
 Trace Fragmenting() {
   std::mt19937_64 random(7);
   std::string text;
@@ -81,10 +81,10 @@ TEST(SmallestDeviceTest, KnownTraces) {
   EXPECT_EQ(SmallestDevice(MakeTrace(""), {}), 0u);
   EXPECT_EQ(SmallestDevice(MakeTrace("a 1 512 0"), {}), 2_MiB);
   EXPECT_EQ(SmallestDevice(MakeTrace("a 1 2000000 0"), {}), 20_MiB) << "the segment, not the block";
-  // What is cached is given back when it is in the way.
+  // The heap gives back cached segments that are in the way.
   EXPECT_EQ(SmallestDevice(MakeTrace("a 1 31457280 0\nf 1\na 2 41943040 0"), {}), 40_MiB);
   EXPECT_EQ(SmallestDevice(MakeTrace("a 1 31457280 0"), {.device_bytes = 20_MiB}), std::nullopt);
-  // Half of the device is allowed.
+  // The fraction allows half of the device.
   EXPECT_EQ(SmallestDevice(MakeTrace("a 1 31457280 0"), {.device_bytes = 1_GiB, .fraction = 0.5}), 60_MiB);
 }
 
@@ -140,7 +140,7 @@ TEST(TuneTest, RunningOutIsNeverBetter) {
   }
 }
 
-// What is compared has to live within the same memory.
+// The compared runs have the same memory.
 TEST(TuneTest, TheDefaultKeepsTheMemoryFraction) {
   const Trace trace = Fragmenting();
   AllocatorOptions options;
