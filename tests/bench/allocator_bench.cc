@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an allocation or a free costs in vrambroker's allocator, without daemon, device or memory, and in the host
-// allocators tcmalloc, jemalloc and mimalloc, which perform the same sequences in the same run.
+// Measures the cost of an allocation or a free in vrambroker's allocator, without daemon, device or memory. The host
+// allocators tcmalloc, jemalloc and mimalloc perform the same sequences in the same run.
 //
-// Each allocator has a process of its own. A round measures one workload in all of them, one after the other, in an
-// order that changes from round to round; a figure is the best of all rounds.
+// Each allocator has its own process. A round measures one workload in all processes, one after the other, in an order
+// that changes from round to round. A figure is the best of all rounds.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -35,9 +35,8 @@ ABSL_FLAG(std::string, peer, "", "Internal: be the process of this allocator.");
 namespace vrambroker::bench {
 namespace {
 
-// What was recorded elsewhere, ns per operation: PyTorch's allocator with a simulated device, and beside it, for
-// comparison with another machine, tcmalloc 2.10 and jemalloc 5.3.0 as tuned in kPeers. A two-core x86-64 machine, best
-// of 11.
+// Figures recorded on another machine (two-core x86-64, best of 11), in ns per operation: PyTorch's allocator with a
+// simulated device, and beside it tcmalloc 2.10 and jemalloc 5.3.0 as tuned in kPeers, to compare the machines.
 struct Recorded {
   const char* workload;
   double pytorch, tcmalloc, je_tuned;
@@ -50,7 +49,7 @@ constexpr Recorded kRecorded[] = {
     {"rand_small_2k", 260.5, 52.6, 95.4}, {"two_stream_overlap", 210.3, 82.7, 211.8},
 };
 
-// By peer; those that are not installed are absent.
+// Costs by peer; a peer that is not installed is absent.
 using Costs = std::map<std::string, Cost>;
 
 class Bench {
@@ -73,7 +72,7 @@ class Bench {
     return absl::OkStatus();
   }
 
-  // `hosts`: in the host allocators, too.
+  // `hosts`: measure the host allocators, too.
   absl::StatusOr<Costs> Measure(const std::string& workload, bool hosts) {
     Costs best;
     const size_t rounds = static_cast<size_t>(absl::GetFlag(FLAGS_rounds));
@@ -111,7 +110,7 @@ double NsOf(const Costs& costs, const std::string& peer) {
   return it == costs.end() ? std::nan("") : it->second.ns;
 }
 
-// A column of `width`; "-" for what was not measured.
+// Prints a column of `width`; "-" without a figure.
 void PrintNumber(double value, int width, int digits) {
   if (std::isnan(value)) {
     std::printf("%*s", width, "-");
@@ -130,8 +129,7 @@ void PrintHeading(const char* first) {
   for (const Peer& peer : kPeers) std::printf("%12s", peer.name);
 }
 
-// The share of PyTorch's cost is estimated through what both have been measured beside: a host allocator here and
-// there.
+// A host allocator, measured on both machines, gives the estimate for the share of PyTorch's cost.
 absl::Status CompareWithHosts(Bench& bench) {
   PrintHeading("ns per operation");
   std::printf("%14s%14s%20s%26s\n", "/tcmalloc", "/je-tuned", "PyTorch/tcmalloc", "share of PyTorch's cost");
@@ -159,8 +157,8 @@ absl::Status CompareWithHosts(Bench& bench) {
   return absl::OkStatus();
 }
 
-// How the cost grows with the number of live blocks, and what a miss costs. Host allocators only where all blocks are
-// small: they write into freed memory, so the others would take tens of gigabytes.
+// Measures the cost over the number of live blocks, and the cost of a miss. Host allocators run only with small blocks.
+// A host allocator writes into freed memory, and would take tens of gigabytes for larger blocks.
 absl::Status MeasureGrowth(Bench& bench) {
   PrintHeading("ns per operation");
   std::printf("%14s%26s\n", "/log2(live)", "metadata bytes per block");

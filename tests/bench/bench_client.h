@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One client of the daemon, which makes an Allocate + Free pair in each way there is.
+// A client of the daemon that makes an Allocate + Free pair in one of several ways.
 #ifndef VRAMBROKER_TESTS_BENCH_BENCH_CLIENT_H_
 #define VRAMBROKER_TESTS_BENCH_BENCH_CLIENT_H_
 
@@ -21,11 +21,12 @@ inline constexpr uint64_t kBlockBytes = 64 << 10;
 
 class BenchClient {
  public:
-  // Connects and opens a session; holds one segment from then on, so that every pair is served by the cache.
+  // Connects, and opens a session for every way but kEmpty. The first pair brings a segment, so the cache serves every
+  // later pair.
   static absl::StatusOr<std::unique_ptr<BenchClient>> Connect(const std::string& socket_dir, Way way);
   virtual ~BenchClient() = default;
 
-  // Allocate + Free of kBlockBytes, one after the other. kEmpty: two empty calls instead.
+  // Makes an Allocate + Free of kBlockBytes, one after the other. kEmpty: makes two empty calls instead.
   virtual absl::Status Pair() = 0;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What many claims cost a daemon: its memory, its start, a scrape, and the making of one more. The peer is the same
-// daemon without claims, in the same round.
+// Measures the cost of many claims for a daemon: memory, start, a scrape, and the creation of one more claim. The peer
+// is the same daemon without claims, in the same round.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -38,7 +38,7 @@ double Median(const std::vector<double>& values) {
   return Quantile(values, 0.5);
 }
 
-// One daemon with so many claims, and what was measured of it.
+// A daemon with `claims` claims, and the figures of the daemon.
 struct Subject {
   int claims = 0;
   std::unique_ptr<DaemonProcess> daemon;

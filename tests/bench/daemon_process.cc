@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(const std::s
   }
   std::unique_ptr<DaemonProcess> daemon(new DaemonProcess(socket_dir, pid));
   const absl::Time deadline = absl::Now() + absl::Seconds(20);
-  // A socket is there before anybody listens on it.
+  // The socket exists before the daemon listens.
   while (!testing_support::ConnectUnix(socket_dir + "/vrambroker.sock", SOCK_STREAM).valid()) {
     if (absl::Now() > deadline || kill(pid, 0) != 0) {
       return absl::UnavailableError(absl::StrCat(program, " does not serve"));

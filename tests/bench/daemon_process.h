@@ -11,17 +11,17 @@
 
 namespace vrambroker::bench {
 
-// A vrambrokerd of our own on the host device, with its sockets in a fresh directory. Ends with this object.
+// A vrambrokerd on the host device, with its sockets in a new directory. The daemon ends with the object.
 class DaemonProcess {
  public:
-  // Returns when the daemon serves. Unavailable when it does not within some seconds.
+  // Returns when the daemon serves; Unavailable if the daemon does not serve within 20 seconds.
   static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(const std::string& program);
   ~DaemonProcess();
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
 
   const std::string& socket_dir() const { return socket_dir_; }
-  // Processor time that the daemon has used so far.
+  // Processor time of the daemon so far.
   double CpuSeconds() const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fast_path_bench: its parts, and what they share.
+// fast_path_bench: parts, and shared helpers.
 #ifndef VRAMBROKER_TESTS_BENCH_FAST_PATH_H_
 #define VRAMBROKER_TESTS_BENCH_FAST_PATH_H_
 
@@ -22,7 +22,7 @@
 
 namespace vrambroker::bench {
 
-// Prints a table as Markdown, row by row, and keeps it for the JSON file.
+// Prints a table as Markdown, row by row, and keeps the table for the JSON file.
 class Table {
  public:
   struct Cell {
@@ -45,21 +45,22 @@ class Table {
 struct Settings {
   std::string golden;
   int rounds = 0;
-  int ops = 0;        // of a loop
-  int hits = 0;       // pairs, for counting calls
-  int handovers = 0;  // of each kind
+  int ops = 0;        // operations of a loop
+  int hits = 0;       // pairs for counting calls
+  int handovers = 0;  // handovers of each kind
   std::vector<int> clients;
-  int load_ms = 0;  // how long clients lease and return
+  int load_ms = 0;  // time of leasing and returning
   int blocks = 0;
   int segments = 0;
   int phases = 0;
   std::vector<std::string> traces;
-  absl::Duration driver_latency;  // simulated, for misses and handovers once more
+  absl::Duration driver_latency;  // simulated, for a second run of misses and handovers
 };
 
 using Peers = std::vector<std::pair<std::string, std::unique_ptr<PeerProcess>>>;
 
-// `latency`: simulated, of the device. Each measures one thing with a daemon of its own and adds tables to `json`.
+// `latency`: simulated latency of the device. Each function measures one subject with a new daemon, and adds tables to
+// `json`.
 absl::Status MeasureHits(const Settings& settings, Peers& peers, nlohmann::json* json);
 absl::Status MeasureTraces(const Settings& settings, nlohmann::json* json);
 absl::Status MeasureNaive(const Settings& settings, nlohmann::json* json);
@@ -69,7 +70,7 @@ absl::Status MeasurePeaks(const Settings& settings, nlohmann::json* json);
 absl::Status MeasureScale(const Settings& settings, nlohmann::json* json);
 absl::Status MeasureDaemonMemory(const Settings& settings, nlohmann::json* json);
 
-// What a worker process does; see fast_path_worker.cc.
+// The work of a worker process; see fast_path_worker.cc.
 absl::Status Work(const std::string& socket_dir);
 
 // ---- Helpers ----
@@ -81,7 +82,7 @@ using testing_support::DaemonProcess;
 
 absl::StatusOr<std::unique_ptr<DaemonProcess>> StartDaemon(const std::string& capacity, const std::string& config = "",
                                                            const testing_support::Arguments& flags = {});
-// A process of this program that obeys lines; see fast_path_worker.cc.
+// Starts a process of the benchmark program that obeys lines; see fast_path_worker.cc.
 absl::StatusOr<std::unique_ptr<ChildProcess>> StartWorker(const DaemonProcess& daemon);
 // Sends a command and returns the answer.
 absl::StatusOr<std::string> Ask(ChildProcess& worker, const std::string& command);

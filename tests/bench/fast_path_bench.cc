@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What memory costs a leasing client: hits, misses, memory that goes from one process to another, many processes.
-// Against the allocator alone, host allocators, empty calls, the bare device, and brokers without a cache in the
-// client.
+// Measures the cost of memory for a leasing client: hits, misses, handovers from one process to another, many
+// processes. The peers are the allocator alone, host allocators, empty calls, the bare device, and brokers without a
+// cache in the client.
 //
-// The daemons are real ones, on the host device. Rounds go over all that is compared; memory is only reserved, not
-// written, unless a table says so.
+// The daemons are real, on the host device. A round covers all peers. Memory is only reserved, not written, except
+// where a table says written.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -91,7 +91,7 @@ absl::Status Run() {
     }
     settings.clients.push_back(clients);
   }
-  // First: they are made by fork(), before there are threads.
+  // The peers come first, because fork() must run before any thread starts.
   absl::StatusOr<Peers> peers = StartPeers();
   if (!peers.ok()) return peers.status();
   nlohmann::json json;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Requests that the client's cache serves: what they cost beside the allocator alone and host allocators, that they
-// make no calls, and what brokers without a cache in the client cost instead.
+// Requests that the client's cache serves: the cost beside the allocator alone and host allocators, the absence of
+// calls, and the cost of brokers without a cache in the client.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -74,7 +74,7 @@ struct PointerHeap {
   Client& client;
 };
 
-// The broker that people write first: a call and a device allocation for each request.
+// A first simple broker: a call and a device allocation for each request.
 struct SegmentHeap {
   using Slot = void*;
   void Allocate(const TraceOp& op, Slot& slot) {
@@ -116,7 +116,7 @@ struct Measured {
   std::vector<typename Heap::Slot> slots;
 
   void Do(const std::vector<TraceOp>& ops) { Perform(ops.data(), ops.data() + ops.size(), heap, slots); }
-  // Processor time of this thread.
+  // Processor time of the calling thread.
   double NsPerOp(const std::vector<TraceOp>& ops) {
     const double from = ThreadCpuNs();
     Do(ops);
@@ -124,15 +124,15 @@ struct Measured {
   }
 };
 
-// A round takes milliseconds here, so there may be many.
+// A round takes only milliseconds, so the benchmark makes many.
 constexpr int kTimesRounds = 5;
 
-// By way, then round.
+// Figures by way, then round.
 class Figures {
  public:
   void Add(const std::string& way, double ns) { rounds_[way].push_back(ns); }
   double Best(const std::string& way) { return Quantile(rounds_[way], 0); }
-  // Median over the rounds: what one way took of another in the same round, when both had the same machine.
+  // Median over the rounds of the ratio between two ways. In one round, both ways have the same machine.
   double Ratio(const std::string& way, const std::string& other) {
     std::vector<double> ratios;
     for (size_t i = 0; i < rounds_[way].size(); ++i) ratios.push_back(rounds_[way][i] / rounds_[other][i]);
@@ -186,7 +186,7 @@ absl::Status MeasureHits(const Settings& settings, Peers& peers, nlohmann::json*
     Measured<PointerHeap> pointer{.heap = {*client}, .slots = std::vector<void*>(workload->ids)};
     Figures figures;
     uint64_t calls = 0;
-    // The client's two ways share a heap, so one is emptied before the other begins.
+    // The client's two ways share a heap, so the benchmark empties the heap between the ways.
     const auto measure = [&](auto& subject, const std::string& way) {
       subject.Do(workload->setup);
       subject.Do(workload->timed);
@@ -320,7 +320,7 @@ absl::Status MeasureNaive(const Settings& settings, nlohmann::json* json) {
   for (const std::string& name : names) {
     absl::StatusOr<Workload> workload = MakeWorkload(name, settings.golden, static_cast<size_t>(settings.ops));
     if (!workload.ok()) return workload.status();
-    // Calls take a hundred times as long as hits, so a part of the operations has to do.
+    // Calls take a hundred times as long as hits, so the benchmark runs only a part of the operations.
     const size_t limit = static_cast<size_t>(settings.ops) / 10;
     std::vector<TraceOp>& ops = workload->timed;
     if (ops.size() > limit) ops.resize(limit);
@@ -332,7 +332,7 @@ absl::Status MeasureNaive(const Settings& settings, nlohmann::json* json) {
       std::vector<typename decltype(heap)::Slot> slots(workload->ids);
       std::vector<double> us;
       uint64_t calls = 0;
-      for (int round = 0; round < 4; ++round) {  // the first fills the caches
+      for (int round = 0; round < 4; ++round) {  // the first round fills the caches
         const uint64_t calls_before = client->calls();
         const int64_t from = NowNs();
         Perform(ops.data(), ops.data() + ops.size(), heap, slots);

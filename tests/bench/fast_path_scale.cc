@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Many clients: what they cost the daemon, and how much memory they need together.
+// Many clients: cost for the daemon, and memory of all clients together.
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -50,7 +50,7 @@ absl::Status AskAll(const Workers& workers, const std::string& command) {
   return absl::OkStatus();
 }
 
-// The highest figures of the device that were seen, from a thread that looks all the time.
+// Peaks of the device's figures. A thread looks at the device all the time.
 class Watch {
  public:
   explicit Watch(RawClient admin) : admin_(std::move(admin)), thread_([this] { Look(); }) {}
@@ -76,13 +76,13 @@ class Watch {
   std::atomic<bool> stop_{false};
   std::atomic<uint64_t> reserved_{0};
   std::atomic<uint64_t> leased_{0};
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last: the thread uses the other members
 };
 
 }  // namespace
 
-// Four processes replay a trace in parts. A process that is not at work holds what the trace holds at the end of a
-// part, and its cache decays.
+// Four processes replay a trace in parts. An idle process holds the trace's live memory from the end of a part, and its
+// cache decays.
 absl::Status MeasurePeaks(const Settings& settings, nlohmann::json* json) {
   constexpr int kProcesses = 4;
   constexpr int kDecayMs = 40;
@@ -124,7 +124,7 @@ absl::Status MeasurePeaks(const Settings& settings, nlohmann::json* json) {
                 return absl::InternalError(absl::StrCat("part: ", answer.value_or(answer.status().ToString())));
               }
             }
-            // Until the next ones begin, the cache of those that have just stopped has decayed.
+            // The caches of the stopped processes decay before the next processes begin.
             absl::SleepFor(absl::Milliseconds(2 * kDecayMs));
           }
         }
@@ -169,7 +169,7 @@ absl::Status MeasureScale(const Settings& settings, nlohmann::json* json) {
     if (absl::Status status = AskAll(*workers, absl::StrCat("hold ", 2 * kMiB)); !status.ok()) return status;
     const uint64_t rss = RssBytes(pid);
     const absl::Duration length = absl::Milliseconds(settings.load_ms);
-    absl::SleepFor(absl::Seconds(1));  // the first report of what they hold
+    absl::SleepFor(absl::Seconds(1));  // the clients' first report of held memory
     const double cpu_before = CpuSeconds(pid);
     absl::SleepFor(length);
     const double idle_cpu = CpuSeconds(pid) - cpu_before;

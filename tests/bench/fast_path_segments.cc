@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What reaches the daemon: segments leased and returned, and memory that goes from one process to another.
+// Requests that reach the daemon: segments leased and returned, and memory handed from one process to another.
 #include <sys/stat.h>
 
 #include <array>
@@ -18,7 +18,7 @@
 namespace vrambroker::bench {
 namespace {
 
-// What a process does that has the device to itself.
+// The work of a process that has the device alone.
 absl::Status AllocateAndFree(Device& device, uint64_t bytes) {
   const absl::StatusOr<DeviceSegment> segment = device.AllocateSegment(bytes);
   if (!segment.ok()) return segment.status();
@@ -41,7 +41,7 @@ std::string Suffix(absl::Duration latency, const char* between) {
   return absl::StrCat(between, "driver latency ", absl::FormatDuration(latency));
 }
 
-// Where clients of a new claim find their sockets.
+// Returns the folder of the sockets of a new claim.
 absl::StatusOr<std::string> MakeClaim(const std::string& socket_dir) {
   absl::StatusOr<testing_support::RawClient> raw = testing_support::RawClient::Connect(socket_dir);
   if (!raw.ok()) return raw.status();
@@ -62,7 +62,7 @@ absl::Status LeaseAndReturn(Client& client, uint64_t bytes) {
 }  // namespace
 
 absl::Status MeasureMisses(const Settings& settings, absl::Duration latency, nlohmann::json* json) {
-  // The small one's idle segments have to go before another size fits: each lease reaches the device.
+  // The small daemon's idle segments must go before another size fits, so each lease reaches the device.
   const testing_support::Arguments flags = DriverLatency(latency);
   const auto daemon = StartDaemon("4GiB", "", flags);
   const auto small = StartDaemon("64MiB", "", flags);
@@ -123,9 +123,9 @@ absl::Status MeasureMisses(const Settings& settings, absl::Duration latency, nlo
   return absl::OkStatus();
 }
 
-// Process A gives its memory back and writes a byte into a FIFO; B reads it and takes the memory.
+// Process A gives its memory back and writes a byte into a FIFO. Process B reads the byte and takes the memory.
 absl::Status MeasureHandovers(const Settings& settings, absl::Duration latency, nlohmann::json* json) {
-  // Room for one of them at a time.
+  // The device has room for the memory of one process at a time.
   const auto daemon = StartDaemon("96MiB", "", DriverLatency(latency));
   if (!daemon.ok()) return daemon.status();
   const std::string fifo = (*daemon)->socket_dir() + "/handover";

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A process that obeys lines on standard input, each answered by a line:
+// A process that obeys lines on standard input, and answers each with a line:
 //   connect [IDLE_DECAY_MS]                ok
-//   latency US                             ok      simulated, of the device
-//   take WHAT BYTES TOUCH FIFO             ok      WHAT: buffer, device (of its own) or nothing
-//   give WHAT BYTES TOUCH FIFO             when it began to give it back, ns; then a byte has gone into FIFO
-//   wait_and_take WHAT BYTES TOUCH FIFO    when the memory could be used, ns, after a byte had come out of FIFO
-//   drop                                   ok      what was taken
+//   latency US                             ok      simulated latency of the device
+//   take WHAT BYTES TOUCH FIFO             ok      WHAT: buffer, device (the worker's own) or nothing
+//   give WHAT BYTES TOUCH FIFO             begin of giving back, ns; afterwards a byte goes into FIFO
+//   wait_and_take WHAT BYTES TOUCH FIFO    moment of usable memory, ns, after a byte comes out of FIFO
+//   drop                                   ok      gives back the taken memory
 //   hold BYTES                             ok      one more segment
-//   load MS PERIOD_MS                      how long each lease took, us: one a period, each returned at once
-//   trace GOLDEN_DIR NAME PARTS            ok      to be replayed in so many parts
-//   part MS                                ok      the next part, spread over so much time
-//   calls                                  made to the daemon
+//   load MS PERIOD_MS                      time of each lease, us: one lease a period, returned at once
+//   trace GOLDEN_DIR NAME PARTS            ok      a trace to replay in PARTS parts
+//   part MS                                ok      plays the next part over MS milliseconds
+//   calls                                  number of calls to the daemon
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -119,7 +119,7 @@ class Worker {
   }
 
   absl::StatusOr<std::string> Give(const Words& words) {
-    const UniqueFd fifo(open(words.at(4).c_str(), O_WRONLY | O_CLOEXEC));  // waits for the other side
+    const UniqueFd fifo(open(words.at(4).c_str(), O_WRONLY | O_CLOEXEC));  // waits for the reader
     const int64_t from = NowNs();
     if (absl::Status status = Drop(); !status.ok()) return status;
     if (write(fifo.get(), "", 1) != 1) return absl::ErrnoToStatus(errno, "write failed");
@@ -165,7 +165,7 @@ class Worker {
     return "ok";
   }
 
-  // Where the parts end: near equal shares of the operations, there where the least memory is in use.
+  // Splits the operations into nearly equal parts, at points where the least memory is in use.
   void FindEnds(size_t parts) {
     const std::vector<TraceOp>& ops = trace_.ops;
     std::vector<uint64_t> used;

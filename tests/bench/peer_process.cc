@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The peer's standard input is a socket: in come names of workloads; out goes an Answer when the peer has started, then
-// one for each name.
+// The peer's standard input is a socket. The peer reads names of workloads, and sends an Answer after its start, and an
+// Answer for each name.
 #include "tests/bench/peer_process.h"
 
 #include <dlfcn.h>

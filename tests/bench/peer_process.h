@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A peer: an allocator to measure, in a process of its own, so that one that replaces malloc() replaces it there only.
+// A peer: an allocator in a separate process. An allocator that replaces malloc() replaces only the peer's malloc().
 #ifndef VRAMBROKER_TESTS_BENCH_PEER_PROCESS_H_
 #define VRAMBROKER_TESTS_BENCH_PEER_PROCESS_H_
 
@@ -22,8 +22,8 @@ namespace vrambroker::bench {
 struct Peer {
   const char* name;
   Subject subject;
-  const char* library = "";      // to load before all others; malloc() must be in it
-  const char* environment = "";  // NAME=VALUE, for it
+  const char* library = "";      // preloaded library that contains malloc()
+  const char* environment = "";  // NAME=VALUE for the peer
 };
 
 inline constexpr std::array<Peer, 7> kPeers = {{
@@ -31,7 +31,7 @@ inline constexpr std::array<Peer, 7> kPeers = {{
     {"recording", Subject::kRecording},
     {"tcmalloc", Subject::kHost, "libtcmalloc_minimal.so.4"},
     {"jemalloc", Subject::kHost, "libjemalloc.so.2"},
-    // Gives nothing back to the system, and keeps blocks of up to 32 MiB with each thread.
+    // The tuned jemalloc gives nothing back to the system, and keeps blocks of up to 32 MiB with each thread.
     {"je-tuned", Subject::kHost, "libjemalloc.so.2",
      "MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_tcache_max:25"},
     {"mimalloc", Subject::kHost, "libmimalloc.so.2"},
@@ -40,7 +40,8 @@ inline constexpr std::array<Peer, 7> kPeers = {{
 
 class PeerProcess {
  public:
-  // Runs this program again with `arguments`, which lead it to ServePeer(). NotFound: its library is not installed.
+  // Runs the benchmark program again with `arguments`, which lead to ServePeer(). NotFound: the peer's library is not
+  // installed.
   static absl::StatusOr<std::unique_ptr<PeerProcess>> Start(const Peer& peer,
                                                             const std::vector<std::string>& arguments);
   ~PeerProcess();
@@ -56,7 +57,7 @@ class PeerProcess {
   UniqueFd socket_;
 };
 
-// The peer's life, until the process that started it hangs up.
+// Serves the peer's parent until the parent hangs up.
 absl::Status ServePeer(const Peer& peer, const std::string& golden_dir, size_t ops);
 
 }  // namespace vrambroker::bench

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What libvrambroker-preload.so costs a program. The peer is the same program without it, on the same driver, in the
-// same round. Two drivers: the substitute, whose calls cost something of their own, and one whose calls cost nothing.
+// Measures the cost of libvrambroker-preload.so for a program. The peer is the program without the library, on the same
+// driver, in the same round. The benchmark uses two drivers: calls of the substitute cost time, and calls of the other
+// driver cost nothing.
 #include <sys/resource.h>
 #include <sys/time.h>
 
@@ -71,7 +72,7 @@ Environment EnvironmentOf(const Setting& setting, const std::string& socket_dir)
   return environment;
 }
 
-// preload_program.c, ready.
+// A running preload_program.c.
 class Program {
  public:
   static absl::StatusOr<Program> Start(const Setting& setting, const std::string& socket_dir) {
@@ -84,7 +85,7 @@ class Program {
   }
 
   absl::Status Tell(const std::string& command) { return process_->WriteLine(command); }
-  // What it answers after the error; an error of the driver but `allowed` is one.
+  // The numbers after the error in the answer. A driver's error other than `allowed` is a failure.
   absl::StatusOr<std::vector<double>> Hear(int allowed = 0) {
     const absl::StatusOr<std::string> line = process_->ReadLine();
     if (!line.ok()) return absl::InternalError(absl::StrCat(line.status().message(), process_->ErrorText()));
@@ -116,7 +117,7 @@ int Rounds() {
 
 // --- One program ---
 
-// `command` in a program without the library and in one with it, in turn.
+// Runs `command` in a program without the library and in a program with the library, in turn.
 absl::Status Compare(const std::string& what, const std::string& command, const std::vector<Setting>& settings,
                      const std::string& socket_dir, Table& table) {
   for (size_t i = 0; i + 1 < settings.size(); i += 2) {
@@ -167,7 +168,7 @@ void AddTimes(Table& table, const std::string& what, const std::string& driver, 
              {*std::max_element(ns.begin(), ns.end()) / 1e3, 0}});
 }
 
-// A program that takes 2 MiB again and again, and gives nothing back, has each charged.
+// A program takes 2 MiB again and again, and gives no memory back in between. The daemon charges each 2 MiB.
 absl::Status MeasureCharges(const std::vector<Setting>& settings, const DaemonProcess& daemon, nlohmann::json& json) {
   const int calls = std::max(1, absl::GetFlag(FLAGS_calls));
   Table table(&json, "charges", "A charge, us", {"what", "driver", "median", "p99", "longest"});
@@ -209,7 +210,7 @@ absl::Status MeasureCharges(const std::vector<Setting>& settings, const DaemonPr
 
 // --- Programs that never allocate ---
 
-// Of all programs that have ended. Unlike wall time it says the same on a busy machine.
+// Processor time of all ended programs. Unlike wall time, processor time stays the same on a busy machine.
 double ChildrenCpuMs() {
   rusage usage = {};
   getrusage(RUSAGE_CHILDREN, &usage);
@@ -258,7 +259,7 @@ absl::Status MeasureStarts(const std::vector<Setting>& settings, const DaemonPro
 
 // --- Many programs ---
 
-// Looks at what is used on the machine, all the time, and keeps the most.
+// Watches the memory in use on the machine all the time, and keeps the peak.
 class Watch {
  public:
   explicit Watch(std::string machine)
@@ -298,7 +299,7 @@ absl::StatusOr<std::string> MakeClaim(const DaemonProcess& daemon, const std::st
   return absl::StrCat(daemon.socket_dir(), "/claims/", name);
 }
 
-// All in one claim, which has room for half of what they want.
+// All programs run in one claim, with room for half of the wanted memory.
 absl::Status MeasureMany(const Setting& setting, const std::string& machine, const DaemonProcess& daemon,
                          nlohmann::json& json) {
   const int most = std::max(1, absl::GetFlag(FLAGS_programs));

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A program that knows nothing of vrambroker, measured by preload_bench. It does what it reads from its standard input:
+// A program without knowledge of vrambroker, measured by preload_bench. The program obeys lines on its standard input:
 //
-//     pairs TIMES BYTES      one cuMemAlloc and its cuMemFree, again and again: ERROR, ns for a pair
+//     pairs TIMES BYTES      TIMES cuMemAlloc and cuMemFree: ERROR, ns for a pair
 //     calls TIMES BYTES      cuMemAlloc, each timed, then all freed: ERROR, ns of all calls in order
-//     first BYTES            cuMemAlloc, as the first one: ERROR, ns of it and of making the context
+//     first BYTES            the first cuMemAlloc: ERROR, ns of the call and of the new context
 //     info TIMES             cuMemGetInfo: ERROR, ns for a call
-//     hold BYTES EACH        EACH bytes at a time, until BYTES are held or one is refused: ERROR, bytes held, ns in all
-//     release                frees what is held: ERROR
-//     churn TIMES EACH       holds and frees EACH bytes, again and again: ERROR, how often it had them, ns in all
+//     hold BYTES EACH        EACH bytes at a time, up to BYTES or a refusal: ERROR, bytes held, ns in all
+//     release                frees the held memory: ERROR
+//     churn TIMES EACH       holds and frees EACH bytes, again and again: ERROR, number of successes, ns in all
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

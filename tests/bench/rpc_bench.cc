@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What remote allocation costs on top of gRPC: one Allocate + Free pair against two empty calls to the same daemon.
+// Measures the cost of remote allocation on top of gRPC: an Allocate + Free pair against two empty calls to the same
+// daemon.
 //
-// Every client is a process with its own connection and session; each way of making a pair has its own clients. One
-// round runs a batch of every way, one after the other, in an order that changes from round to round; a way's ratio
-// is the median over the rounds of (empty pairs per second) / (its pairs per second) in the same round.
+// Every client is a process with its own connection. Each way of making a pair has its own clients. A round runs a
+// batch of every way, one after the other, in an order that changes from round to round. A way's ratio is the median
+// over the rounds of (empty pairs per second) / (the way's pairs per second) in the same round.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -33,10 +34,10 @@ ABSL_FLAG(std::string, json, "", "Where to write the figures, too.");
 namespace vrambroker::bench {
 namespace {
 
-// One batch, all its clients together; or one way's figures over all rounds.
+// Figures of a batch of all clients, or of a way over all rounds.
 struct Figures {
   double ratio = 0;
-  double pair_us = 0;  // that a client waits
+  double pair_us = 0;  // a client's wait for a pair
   double pairs_per_second = 0;
   double daemon_cpu_us = 0;  // per pair
 };
@@ -79,7 +80,7 @@ absl::StatusOr<Figures> RunBatch(const DaemonProcess& daemon, const Workers& wor
   return figures;
 }
 
-// `share` 0.5: the median. Of one of the figures.
+// A quantile of a figure; `share` 0.5 is the median.
 double Quantile(const std::vector<Figures>& rounds, double Figures::*figure, double share) {
   std::vector<double> values;
   for (const Figures& round : rounds) values.push_back(round.*figure);
@@ -88,7 +89,7 @@ double Quantile(const std::vector<Figures>& rounds, double Figures::*figure, dou
   return values[index];
 }
 
-// By way, then round.
+// Figures by way, then round.
 using Rounds = std::array<std::vector<Figures>, kWays.size()>;
 
 absl::StatusOr<Rounds> Measure(const DaemonProcess& daemon, int clients) {

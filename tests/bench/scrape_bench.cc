@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a scrape costs the daemon: the processor time of Metrics::Text(), with OperatorView::Look(), of a broker with
-// many sessions that all use every device. Remote ones have free blocks of many sizes.
+// Measures the cost of a scrape for the daemon: processor time of Metrics::Text(), with OperatorView::Look(), for a
+// broker whose many sessions all use every device. Remote sessions have free blocks of many sizes.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -49,7 +49,7 @@ class NoEvents : public SessionEvents {
   void Ask(uint64_t, const ClientQuestion&) override {}
 };
 
-// Processor time of this process, all threads, so that other programs do not count.
+// Processor time of all threads of the process, so that other programs do not count.
 double Milliseconds(const std::function<void()>& run) {
   const auto now = [] {
     timespec time = {};
@@ -61,7 +61,7 @@ double Milliseconds(const std::function<void()>& run) {
   return now() - start;
 }
 
-// Of `rounds` runs: median and highest.
+// Median and maximum of `rounds` runs.
 std::pair<double, double> Measure(int rounds, const std::function<void()>& run) {
   std::vector<double> times;
   times.reserve(static_cast<size_t>(rounds));
@@ -70,7 +70,7 @@ std::pair<double, double> Measure(int rounds, const std::function<void()>& run) 
   return {times[times.size() / 2], times.back()};
 }
 
-// A broker whose sessions all hold a segment of 20 MiB on every device, cut up.
+// A broker whose sessions all hold a cut segment of 20 MiB on every device.
 class Scene {
  public:
   Scene(int sessions, int devices, int remote_percent) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What those who wait cost the others: how long a lease within a guarantee takes, and its return, while thousands of
-// requests wait for memory, others take and give back all the time, and requests come that are refused. The peer is the
-// same broker where nothing waits.
+// Measures the cost of waiting requests for other sessions: the time of a lease within a guarantee, and of its return.
+// Meanwhile thousands of requests wait for memory, sessions lease and return all the time, and new requests are
+// refused. The peer is the same broker without waiting requests.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -110,7 +110,7 @@ class Scene {
       waiters_.push_back(Open(absl::StrCat("waits-", i)));
       (void)Lease(waiters_.back(), 2_MiB);
     }
-    // What is left is too little for any that waits.
+    // The free rest is too small for every waiting request.
     const SessionPtr holder = Open("holds-the-rest");
     const PoolStats stats = pool_.GetStats();
     (void)Lease(holder, stats.capacity_bytes - stats.committed_bytes - 64_MiB);
@@ -135,11 +135,11 @@ class Scene {
     workers_.reset();
   }
 
-  // Until all wait.
+  // The time until all requests wait.
   double queued_us() const { return queued_us_; }
 
-  // Leases and returns within the guarantee for so long, while others come and go. Returns what each took, and what
-  // each call of the one that takes and gives took.
+  // Leases and returns within the guarantee for `time`, while other sessions come and go. Returns the time of each
+  // call, and the time of each call of the session that takes and gives.
   Measured Measure(std::chrono::seconds time) {
     std::atomic<bool> done = false;
     std::vector<double> others;

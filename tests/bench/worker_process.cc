@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Both sides of a worker's socket send fixed-size structs: a Job for each batch, an Answer for each job, and one
-// Answer first of all, when the worker is connected.
+// Both sides of a worker's socket send structs of fixed size: a Job for each batch, and an Answer for each job. The
+// worker sends a first Answer when the worker is connected.
 #include "tests/bench/worker_process.h"
 
 #include <signal.h>
@@ -81,7 +81,7 @@ absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(const std::s
 }
 
 WorkerProcess::~WorkerProcess() {
-  // Not by closing our end: workers that were started later hold a copy of it.
+  // A plain close would not end the worker, because workers that start later hold a copy of the socket.
   shutdown(socket_.get(), SHUT_RDWR);
   waitpid(pid_, nullptr, 0);
 }

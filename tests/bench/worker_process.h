@@ -19,10 +19,10 @@ struct Batch {
   double seconds = 0;
 };
 
-// A process with one BenchClient. Workers of one way run their batches at the same time.
+// A process with a BenchClient. Workers of the same way run batches at the same time.
 class WorkerProcess {
  public:
-  // REQUIRES: this process has not used gRPC and has no other threads: the worker is made by fork().
+  // REQUIRES: the calling process has not used gRPC and has no other threads, because fork() makes the worker.
   static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(const std::string& socket_dir, Way way);
   ~WorkerProcess();
   WorkerProcess(const WorkerProcess&) = delete;
@@ -30,7 +30,7 @@ class WorkerProcess {
 
   // Waits until the worker is connected.
   absl::Status WaitReady();
-  // Makes pairs between two times of CLOCK_MONOTONIC, nanoseconds; WaitBatch() returns what it made.
+  // Makes pairs between two times of CLOCK_MONOTONIC, in nanoseconds; WaitBatch() returns the batch.
   absl::Status StartBatch(int64_t from_ns, int64_t until_ns);
   absl::StatusOr<Batch> WaitBatch();
 

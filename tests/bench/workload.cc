@@ -37,7 +37,7 @@ TraceOp FreeOp(uint64_t id) {
   return {.kind = Kind::kFree, .id = static_cast<uint32_t>(id)};
 }
 
-// Sizes from 512 bytes up to `max_bytes`, each power of two as likely as any other.
+// Sizes from 512 bytes up to `max_bytes`. Each power of two is equally likely.
 class Sizes {
  public:
   explicit Sizes(uint64_t max_bytes) : exponent_(9, std::log2(static_cast<double>(max_bytes))) {}
@@ -57,12 +57,12 @@ Workload Hot(uint64_t bytes, size_t ops) {
   return workload;
 }
 
-// `live` blocks, as many again allocated between them and freed in any order; then one after the other is replaced.
-// max_bytes 512: blocks of one size, every other one freed, so that no two free ones join.
+// Allocates `live` blocks, and between them as many more, freed in any order. The timed part replaces live blocks one
+// by one. max_bytes 512: all blocks have one size, and every second block is freed, so that no two free blocks join.
 Workload Replace(size_t live, uint64_t max_bytes, size_t ops) {
   std::mt19937_64 random(1);
   Sizes sizes(max_bytes);
-  std::vector<uint32_t> order(2 * live);  // of allocation: the lower half stays
+  std::vector<uint32_t> order(2 * live);  // order of allocation: the lower half stays
   std::iota(order.begin(), order.end(), 0);
   if (max_bytes > 512) {
     std::shuffle(order.begin(), order.end(), random);
@@ -94,7 +94,7 @@ Workload HotMixed(size_t ops) {
   workload.ids = kLive;
   for (size_t i = 0; i < kLive; ++i) workload.setup.push_back(AllocateOp(i, sizes.Next(random)));
   for (size_t i = 0; i < 4 * ops; i += 2) {
-    std::vector<TraceOp>& phase = i < 3 * ops ? workload.setup : workload.timed;  // first until segments suffice
+    std::vector<TraceOp>& phase = i < 3 * ops ? workload.setup : workload.timed;  // setup until segments suffice
     const uint64_t id = random() % kLive;
     phase.push_back(FreeOp(id));
     phase.push_back(AllocateOp(id, sizes.Next(random)));
@@ -172,7 +172,7 @@ struct EmptyHeap {
   uint64_t MetadataBytes() const { return 0; }
 };
 
-// The compiler may not leave a malloc() and its free() out.
+// The compiler must not drop a malloc() with its free().
 template <typename Pointer>
 void Use(Pointer pointer) {
   asm volatile("" : : "r"(pointer) : "memory");
@@ -206,7 +206,7 @@ double NowNs(clockid_t clock) {
 
 template <typename Heap>
 Cost PerformWith(const Workload& workload) {
-  // One thread is timed by its processor time, which other processes disturb less.
+  // Processor time measures a single thread, because other processes disturb processor time less.
   const clockid_t clock = workload.threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
   const size_t threads = static_cast<size_t>(workload.threads);
   std::vector<std::unique_ptr<Heap>> heaps;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Workloads: sequences of allocations and frees, and what one of them costs in a given allocator.
+// Workloads: sequences of allocations and frees, and the cost of a sequence in an allocator.
 #ifndef VRAMBROKER_TESTS_BENCH_WORKLOAD_H_
 #define VRAMBROKER_TESTS_BENCH_WORKLOAD_H_
 
@@ -16,30 +16,30 @@ namespace vrambroker::bench {
 
 struct Workload {
   ReplayConfig config;
-  // Only allocations, frees and, in `timed`, emptying of the cache (which host allocators do not do).
+  // Contains only allocations and frees. `timed` may empty the cache, too, except in host allocators.
   std::vector<TraceOp> setup;  // not timed
   std::vector<TraceOp> timed;
-  uint32_t ids = 1;        // every id is below this
-  int threads = 1;         // each performs all of it, with ids of its own
-  bool own_heaps = false;  // a heap for each thread; host allocators have one all the same
+  uint32_t ids = 1;        // above every id
+  int threads = 1;         // each performs the whole workload, with separate ids
+  bool own_heaps = false;  // a heap for each thread, except for host allocators
 };
 
 // Names:
 //   hot_512B, hot_64KiB, hot_4MiB   one block, allocated and freed
-//   hot_mixed_1000_blocks           of 1000 live blocks of 512 B to 8 MiB one is freed, another allocated
-//   mixed_live:N                    the same with N live blocks of 512 B to 64 KiB, and free ones between them
-//   equal_live:N                    the same with blocks of 512 B: every other one of 2 N was freed
-//   miss:BYTES                      an empty cache: a block is allocated and freed, the cache emptied
+//   hot_mixed_1000_blocks           a random block of 1000 (512 B to 8 MiB) is freed, and another allocated
+//   mixed_live:N                    like hot_mixed_1000_blocks with N live blocks of 512 B to 64 KiB, and free blocks
+//   between them equal_live:N                    like mixed_live:N with blocks of 512 B, after a free of every second
+//   block of 2 N miss:BYTES                      an empty cache: a block is allocated and freed, the cache emptied
 //   threads_one_heap, threads_own_heaps   4 threads, each hot_mixed_1000_blocks
-//   anything else                   the trace of tests/golden with this name, without its other operations
-// `ops`: how many operations a loop has; traces have their own number.
+//   any other name                  the trace of tests/golden with the name: only allocations and frees
+// `ops`: operations of a loop. A trace has its own number of operations.
 absl::StatusOr<Workload> MakeWorkload(const std::string& name, const std::string& golden_dir, size_t ops);
 
 enum class Subject {
   kVrambroker,
-  kRecording,  // the same, with a full ring of as many events as sessions keep by default
-  kHost,       // malloc and free of this process
-  kEmpty,      // nothing: what the loop itself costs
+  kRecording,  // kVrambroker with a full ring of as many events as sessions keep by default
+  kHost,       // malloc and free of the process
+  kEmpty,      // no allocator: the cost of the loop itself
 };
 
 struct Cost {
