@@ -34,7 +34,7 @@ class EmptyClient : public BenchClient {
   const std::unique_ptr<grpc::health::v1::Health::Stub> stub_;
 };
 
-// Raw stubs. The session stream is synchronous, and nothing reads the stream between calls.
+// Raw stubs. The session stream is synchronous, and has no reader between calls.
 class StubClient : public BenchClient {
  public:
   explicit StubClient(const std::shared_ptr<grpc::Channel>& channel)

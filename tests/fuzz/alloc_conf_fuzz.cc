@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libFuzzer target: no settings string may break the parser, and one that is accepted can be written and read again.
+// libFuzzer target: no settings string breaks the parser. An accepted string can be written and read again.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libFuzzer: any bytes as the daemon's configuration file. Whatever is wrong with it is said line by line, with its
-// place; what is accepted is within the bounds that the daemon relies on.
+// libFuzzer: any bytes as the daemon's configuration file. The parser names each fault on a line with its place. An
+// accepted configuration keeps the bounds that the daemon relies on.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

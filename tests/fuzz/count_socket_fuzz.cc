@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libFuzzer: any packets on several connections to the count socket, which open and break at any time, with answers
-// read late or never. Every call that waits for its answer gets one, or the end of its connection. Sessions are charged
-// exactly what their clients know of, as long as these keep to the protocol. What else holds: see rpc_fuzz.cc.
+// libFuzzer: any packets on several connections to the count socket. Connections open and break at any time, and the
+// client reads answers late or never. Every call that waits for an answer gets an answer, or the end of its connection.
+// The daemon charges a session exactly the bytes that the client knows of, as long as the client keeps to the protocol.
+// For further rules see rpc_fuzz.cc.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -32,29 +33,29 @@ using Answer = vrambroker_count_answer;
 constexpr int kMostOperations = 80;
 constexpr size_t kMostLines = 8;
 constexpr int kPatienceMs = 5'000;
-constexpr int kPatiences = 8;  // in parts: the clock may go on while the machine, and the daemon, stands still
+constexpr int kPatiences = 8;  // parts of the wait, because the clock may go on while machine and daemon stand still
 
-// What the client of a session knows of it.
+// The client's knowledge of a session.
 struct Known {
   uint64_t id = 0;
   std::array<uint8_t, 16> token = {};
   std::array<uint64_t, 2> charged = {};  // by device
-  bool is_exact = true;                  // it has kept to the protocol, so far
-  bool gave_up = false;                  // on a charge, which is perhaps not taken back yet
+  bool is_exact = true;                  // the client has kept to the protocol so far
+  bool gave_up = false;                  // gave up a charge that the daemon may not have taken back yet
 };
 
-// One connection.
+// A connection.
 struct Line {
   UniqueFd socket;
-  std::shared_ptr<Known> session;  // once it has one
+  std::shared_ptr<Known> session;  // null without a session
   bool is_main = false;
-  std::optional<Request> pending;  // sent, and its answer not read
+  std::optional<Request> pending;  // sent, with the answer still unread
   bool is_broken = false;
 };
 
 class Run {
  public:
-  // With a session and a further connection of it.
+  // Opens a session, and a second connection of the session.
   explicit Run(FuzzBytes* bytes) : bytes_(*bytes), daemon_(FuzzDaemon::Get()) {
     Connect();
     Call(lines_[0], MakeRequest(VRAMBROKER_COUNT_HELLO));
@@ -132,7 +133,7 @@ class Run {
     return which % 2 == 0 ? MakeRequest(VRAMBROKER_COUNT_HELLO) : JoinOf(lines_[which / 2 % lines_.size()]);
   }
 
-  // Mostly well-formed.
+  // Makes a mostly well-formed request.
   Request AnyRequest() {
     static constexpr uint32_t kCalls[] = {4, 4, 4, 4, 5, 5, 6, 6, 6, 7, 3, 1, 2, 0, 8};
     static constexpr uint64_t kBytes[] = {2_MiB,  2_MiB, 4_MiB, 16_MiB, 32_MiB,       64_MiB,
@@ -153,7 +154,7 @@ class Run {
       std::memcpy(request.name, rest.data(), rest.size());
       std::strcpy(request.devices, bytes_.Pick(kDevices));
     }
-    if (form >= 250) {  // at any place
+    if (form >= 250) {  // changes a byte at any place
       auto* const raw = reinterpret_cast<uint8_t*>(&request);
       raw[bytes_.Next() % sizeof request] = static_cast<uint8_t>(bytes_.Next());
     }
@@ -173,7 +174,7 @@ class Run {
     line.pending = request;
   }
 
-  // The answer to HOLD has what the session is charged by then: no other call of it may be under way.
+  // The answer to HOLD contains the charge of that moment, so no other call of the session may be under way.
   void CheckHold(const Line& line, const Request& request) {
     Known& session = *line.session;
     const bool holds = request.call == VRAMBROKER_COUNT_HOLD;
@@ -208,7 +209,7 @@ class Run {
   void Learn(Line& line, const Request& request, const Answer& answer) {
     switch (request.call) {
       case VRAMBROKER_COUNT_HELLO:
-        line.session = SessionOf(answer);  // a new one, or one that goes on as it was charged
+        line.session = SessionOf(answer);  // a new session, or a resumed session with its charge
         std::memcpy(line.session->token.data(), answer.token, sizeof answer.token);
         line.is_main = true;
         return;
@@ -220,7 +221,7 @@ class Run {
         line.session->charged.at(request.device) += request.bytes;
         return;
       case VRAMBROKER_COUNT_UNCHARGE:
-        // More than it knew of: the answer to a charge was on its way.
+        // A return beyond the client's known bytes: the answer to a charge is on its way.
         if (request.bytes > line.session->charged.at(request.device)) line.session->is_exact = false;
         line.session->charged.at(request.device) -= request.bytes;
         return;
@@ -238,7 +239,7 @@ class Run {
     return session;
   }
 
-  // The answer will never be known. A charge is taken back then.
+  // The answer is lost for ever. The daemon takes a lost charge back.
   static void Lost(Line& line, const Request& request) {
     const bool is_taken_back = request.call != VRAMBROKER_COUNT_UNCHARGE && request.call != VRAMBROKER_COUNT_HOLD;
     if (line.session == nullptr) return;
@@ -257,7 +258,7 @@ class Run {
     lines_.erase(lines_.begin() + static_cast<ptrdiff_t>(which));
   }
 
-  // A charge whose answer may be there when the connection is closed.
+  // Sends a charge, whose answer may be ready when the connection closes.
   void GiveUp(size_t which) {
     Line& line = lines_[which];
     if (line.pending.has_value()) return;
@@ -269,7 +270,7 @@ class Run {
     Close(which);
   }
 
-  // No honest client does.
+  // Sends a packet that no honest client sends.
   void SendAnything(Line& line) {
     if (line.session != nullptr) line.session->is_exact = false;
     const Request request = AnyRequest();
@@ -278,7 +279,7 @@ class Run {
     if (form % 4 == 0) packet.resize(bytes_.Next());
     if (form % 4 == 1) packet = bytes_.Take(bytes_.Next());
     (void)send(line.socket.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    // Its answer is nobody's, and a later call's would be taken for it.
+    // The client cannot match the packet's answer to a call, and would take a later call's answer for it.
     line.is_broken = true;
     line.pending.reset();
   }

@@ -62,7 +62,7 @@ std::string Text(FuzzBytes& bytes, const Known& known) {
 
 void Fill(FuzzBytes& bytes, const Known& known, int depth, Message& message);
 
-// Sets `field`, or adds to it.
+// Sets `field`, or adds to a repeated field.
 void FillField(FuzzBytes& bytes, const Known& known, int depth, const FieldDescriptor* field, Message& message) {
   const Reflection& reflection = *message.GetReflection();
   const bool many = field->is_repeated();
@@ -78,7 +78,7 @@ void FillField(FuzzBytes& bytes, const Known& known, int depth, const FieldDescr
       return many ? reflection.AddUInt64(&message, field, value) : reflection.SetUInt64(&message, field, value);
     }
     case FieldDescriptor::CPPTYPE_UINT32: {
-      // Mostly devices, of which there are two.
+      // Mostly device ordinals; the daemon has two devices.
       const auto value = static_cast<uint32_t>(bytes.Next() % 4 < 3 ? bytes.Next() % 2 : Number(bytes, known));
       return many ? reflection.AddUInt32(&message, field, value) : reflection.SetUInt32(&message, field, value);
     }
@@ -192,7 +192,7 @@ FuzzCall::FuzzCall(grpc::GenericStub* stub, const std::string& method, const goo
                    Known* known)
     : answer_type_(answer), known_(*known) {
   stub->PrepareBidiStreamingCall(&context_, method, {}, this);
-  AddHold();  // for writes, which start when the input says so
+  AddHold();  // for writes, which start at the input's steps
   StartRead(&incoming_);
   StartCall();
 }
@@ -236,7 +236,7 @@ void FuzzCall::OnWriteDone(bool ok) {
 
 void FuzzCall::OnReadDone(bool ok) {
   if (!ok) {
-    // The call is over, or its reading is; nothing more is written.
+    // The call or the reading is over, so no more writes follow.
     MutexLock lock(mu_);
     broken_ = true;
     RemoveHold();

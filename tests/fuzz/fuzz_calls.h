@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From the bytes of an input to calls of the daemon: messages of any type, well-formed or not, and the ids that earlier
-// answers gave, so that calls get beyond "no such session".
+// Makes calls of the daemon from the bytes of an input: messages of any type, well-formed or not. Ids from earlier
+// answers bring calls beyond "no such session".
 #ifndef VRAMBROKER_TESTS_FUZZ_FUZZ_CALLS_H_
 #define VRAMBROKER_TESTS_FUZZ_FUZZ_CALLS_H_
 
@@ -32,7 +32,7 @@ class FuzzBytes {
   auto Pick(const Choices& choices) {
     return choices[Next() % std::size(choices)];
   }
-  // The next `count` bytes, or what there is.
+  // The next `count` bytes, or fewer at the end.
   std::string Take(size_t count);
 
  private:
@@ -40,11 +40,11 @@ class FuzzBytes {
   const uint8_t* const end_;
 };
 
-// What an input has heard of. Thread-safe: answers come on gRPC's threads.
+// An input's knowledge of the daemon. Thread-safe, because answers come on gRPC's threads.
 class Known {
  public:
   explicit Known(std::vector<uint64_t> ids) : ids_(std::move(ids)) {}
-  // Every id and every byte string of a message is one to try.
+  // Learns every id and every byte string of a message.
   void LearnFrom(const google::protobuf::Message& message) ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t Id(uint64_t which) const ABSL_LOCKS_EXCLUDED(mu_);
   std::string Token(uint64_t which) const ABSL_LOCKS_EXCLUDED(mu_);
@@ -55,17 +55,16 @@ class Known {
   std::vector<std::string> tokens_ ABSL_GUARDED_BY(mu_);
 };
 
-// Sets fields of `message` as the bytes say.
+// Sets fields of `message` from the bytes.
 void FillMessage(FuzzBytes& bytes, const Known& known, google::protobuf::Message& message);
 
 // A new message of a type that the program is linked with.
 std::unique_ptr<google::protobuf::Message> NewMessage(const google::protobuf::Descriptor* type);
 
-// One call of `method`, of whatever kind; the bytes of its messages are the caller's choice. Safe to use from one
-// thread.
+// A call of any method. The caller chooses the bytes of the messages. Safe to use from one thread.
 class FuzzCall : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  // Answers are of type `answer`, and `known` learns from them.
+  // Answers have the type `answer`, and `known` learns from the answers.
   FuzzCall(grpc::GenericStub* stub, const std::string& method, const google::protobuf::Descriptor* answer,
            Known* known);
   // Waits for the end. REQUIRES: AwaitEnd() has returned true, or Cancel() was called.
@@ -75,13 +74,13 @@ class FuzzCall : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuff
   void HalfClose() ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel() { context_.TryCancel(); }
 
-  // How many answers have been read that are results of calls, and how many of all kinds.
+  // Numbers of answers so far: results of calls (and welcomes), and answers of every kind.
   size_t results() const ABSL_LOCKS_EXCLUDED(mu_);
   size_t answers() const ABSL_LOCKS_EXCLUDED(mu_);
   bool ended() const ABSL_LOCKS_EXCLUDED(mu_);
-  // False when there was no answer of any kind, and no end, within `patience`.
+  // Returns false without an answer or an end within `patience`.
   bool AwaitFirst(std::chrono::milliseconds patience) ABSL_LOCKS_EXCLUDED(mu_);
-  // False when there were not so many results of calls, and no end, within `patience`.
+  // Returns false without `count` results of calls or an end within `patience`.
   bool AwaitAnswers(size_t count, std::chrono::milliseconds patience) ABSL_LOCKS_EXCLUDED(mu_);
   bool AwaitEnd(std::chrono::milliseconds patience) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -100,7 +99,7 @@ class FuzzCall : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuff
   CondVar changed_;
   std::deque<grpc::ByteBuffer> outgoing_ ABSL_GUARDED_BY(mu_);
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
-  bool broken_ ABSL_GUARDED_BY(mu_) = false;  // nothing can be written any more
+  bool broken_ ABSL_GUARDED_BY(mu_) = false;  // writes are impossible
   bool half_close_ ABSL_GUARDED_BY(mu_) = false;
   bool half_closed_ ABSL_GUARDED_BY(mu_) = false;
   size_t results_ ABSL_GUARDED_BY(mu_) = 0;

@@ -24,9 +24,9 @@
 namespace vrambroker {
 namespace {
 
-constexpr uint64_t kStride = 64_KiB;  // of the bytes that are looked at
+constexpr uint64_t kStride = 64_KiB;  // distance between checked bytes
 
-// A client that answers every question at once, with nothing.
+// A client that answers every question at once, without memory.
 class ControlEvents : public SessionEvents {
  public:
   void CloseSegments(absl::Span<const SegmentId> /*segments*/) override {}
@@ -63,7 +63,7 @@ FuzzDaemon& FuzzDaemon::Get() {
 
 FuzzDaemon::FuzzDaemon()
     : workers_(8, /*max_waiting_per_uid=*/3),
-      rates_(1'000'000'000),  // never reached: what goes by the clock would not happen twice
+      rates_(1'000'000'000),  // never reached: a bound by the clock would not repeat
       snapshots_({.what = "snapshots under way", .per_uid = 2, .per_uid_bound = "max_snapshots_per_uid"}),
       connections_(&rates_, &processes_) {
   spdlog::set_level(spdlog::level::off);
@@ -73,7 +73,7 @@ FuzzDaemon::FuzzDaemon()
   }
   broker_ = std::make_unique<Broker>(
       BrokerOptions{.policy = std::make_shared<const Policy>(
-                        PolicyOptions{.max_wait = std::chrono::milliseconds(50),  // inputs are to end soon
+                        PolicyOptions{.max_wait = std::chrono::milliseconds(50),  // inputs must end soon
                                       .max_sessions_per_uid = 6}),
                     .session_bounds = {.max_blocks = 100, .max_segments = 8},
                     .reclaim_timeout = std::chrono::milliseconds(50),
@@ -108,7 +108,7 @@ void FuzzDaemon::Connect() {
   const absl::StatusOr<ClientSocket> listener = ListenUnix(path, SOCK_STREAM, 0600);
   Require(listener.ok() && connections_.Serve(*listener, server_.get(), DescriptorBudget::Of(1024, 16)).ok(),
           "the daemon listens");
-  static std::string count_path = absl::StrCat(dir, "/count");  // which is connected to until the end
+  static std::string count_path = absl::StrCat(dir, "/count");  // clients connect to the path until the end
   count_path_ = count_path;
   const absl::StatusOr<ClientSocket> counts = ListenUnix(count_path_, SOCK_SEQPACKET, 0600);
   Require(counts.ok() && count_socket_->Serve(*counts, DescriptorBudget::Of(65536, 16)).ok(), "the daemon counts");
@@ -132,7 +132,7 @@ void FuzzDaemon::Connect() {
 }
 
 void FuzzDaemon::OpenControl() {
-  // Of the same user, which is the harder case: nothing but the process tells them apart.
+  // The control has the same user, which is the harder case: only the process distinguishes the control from the input.
   control_caller_ = {.pid = 1, .uid = geteuid(), .gid = getegid(), .pidfd = std::make_shared<UniqueFd>()};
   const auto open = [this](const std::string& name, Placement placement) {
     const auto events = std::make_shared<ControlEvents>();
@@ -222,7 +222,7 @@ void FuzzDaemon::CheckAndReset() {
     for (const SessionPtr& session : Others()) broker_->Close(session, "its process has gone");
     if (broker_->sessions().size() != 3) return false;
     for (int i = 0; i < 2; ++i) {
-      // What is idle, and calls that were just ending, are no loss.
+      // Idle memory, and calls that are just ending, are no loss.
       pools_[i]->ReleaseIdleSince(std::chrono::steady_clock::now() + std::chrono::hours(1));
       const PoolStats stats = pools_[i]->GetStats();
       if (stats.charged_bytes != held[i] || stats.reserved_bytes != held[i] || stats.idle_bytes != 0 ||
@@ -238,7 +238,7 @@ void FuzzDaemon::CheckAndReset() {
 
 void FuzzDaemon::CheckControl() {
   for (const SessionPtr& control : {leasing_, remote_, counted_}) {
-    // An operator, as which the input may act, may have changed these.
+    // The input may act as an operator, and may change guarantee and priority.
     broker_->limits().SetGuarantee(control, Limit(uint64_t{0}), [](const absl::Status&) {});
     (void)broker_->limits().SetPriority(control, 0);
   }
@@ -265,7 +265,7 @@ void FuzzDaemon::CheckControl() {
       counted_->state() == SessionState::kActive) {
     return;
   }
-  // An operator, as which the input may act, has ended one of them.
+  // The input may act as an operator, and has ended a control session.
   for (const SessionPtr& session : {leasing_, remote_, counted_}) broker_->Close(session, "a new one");
   for (size_t k = 0; k < leases_.size(); ++k) munmap(maps_[k], leases_[k].bytes);
   maps_.clear();

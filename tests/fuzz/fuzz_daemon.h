@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A whole daemon in the process of a fuzz target: the real broker, services and gRPC server on host devices, without
-// main() and HTTP. Beside what the input does, three control sessions of "another process" hold memory, which must come
-// through every input unharmed.
+// main() and HTTP. Beside the input's sessions, three control sessions of "another process" hold memory. The memory
+// must survive every input unharmed.
 #ifndef VRAMBROKER_TESTS_FUZZ_FUZZ_DAEMON_H_
 #define VRAMBROKER_TESTS_FUZZ_FUZZ_DAEMON_H_
 
@@ -35,10 +35,10 @@
 
 namespace vrambroker {
 
-// Ends the process, and with it this input's run, with what was violated.
+// Reports the violated rule, and ends the process, and so the input's run.
 void Require(bool holds, absl::string_view rule);
 
-// False: `condition` did not come true within `patience`.
+// Returns false if `condition` does not become true within `patience`.
 template <typename Condition>
 bool WaitFor(std::chrono::milliseconds patience, const Condition& condition) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
@@ -51,24 +51,24 @@ bool WaitFor(std::chrono::milliseconds patience, const Condition& condition) {
 
 class FuzzDaemon {
  public:
-  // The one of this process; it serves all inputs.
+  // The daemon of the process, which serves all inputs.
   static FuzzDaemon& Get();
 
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
-  // For calls that come over no socket, of this process.
+  // For calls of the process that come over no socket.
   const SegmentCalls& segment_calls() const { return *segment_calls_; }
-  // The id and the token of a session that leases, unless there is none but the control's.
+  // Names a leased session by id and token, if any exists beside the control's sessions.
   void NameSession(uint64_t which, v1::SegmentCall* call) const;
-  // Of a counted session; 0 when there is none.
+  // Charged bytes of a counted session; 0 without the session.
   uint64_t ChargedBytes(uint64_t session, int device) const;
-  // What an operator may do with one that is not the control's.
+  // Acts as an operator on a counted session outside of the control.
   void OperateOnCounted(uint64_t which, uint64_t what);
   const std::string& count_socket() const { return count_path_; }
-  // Ids that inputs may try: of the control sessions, their segments and blocks.
+  // Ids that inputs may try: ids of the control sessions, and of their segments and blocks.
   std::vector<uint64_t> control_ids() const;
 
-  // Closes all sessions but the control's, as if their process had gone, and requires that everything that they held
-  // is back, that all figures add up, and that the control's memory and accounts are what they were.
+  // Closes all sessions but the control's, as after the end of their process. Requires that all memory of the closed
+  // sessions is back, that all figures add up, and that the control's memory and accounts are unchanged.
   void CheckAndReset();
 
  private:
@@ -79,7 +79,7 @@ class FuzzDaemon {
   std::vector<SessionPtr> Others() const;
 
   static constexpr uint64_t kCapacity = 64 << 20;
-  static constexpr uint64_t kCounted = 4 << 20;  // of counted_, on each device
+  static constexpr uint64_t kCounted = 4 << 20;  // counted_'s charge on each device
 
   std::atomic<uint64_t> next_segment_{1};
   std::vector<std::unique_ptr<SegmentPool>> pools_;
@@ -104,13 +104,13 @@ class FuzzDaemon {
   std::shared_ptr<grpc::Channel> channel_;
 
   Caller control_caller_;
-  SessionPtr leasing_;                // the control that leases, on device 0
-  SessionPtr remote_;                 // the one that allocates here, on device 1
-  SessionPtr counted_;                // the one that has its own memory, on both
-  std::vector<Lease> leases_;         // of leasing_
-  std::vector<unsigned char*> maps_;  // of leases_
-  std::vector<UniqueFd> files_;       // of leases_
-  Allocation block_;                  // of remote_
+  SessionPtr leasing_;                // the control's leased session, on device 0
+  SessionPtr remote_;                 // the control's remote session, on device 1
+  SessionPtr counted_;                // the control's counted session, on both devices
+  std::vector<Lease> leases_;         // leases of leasing_
+  std::vector<unsigned char*> maps_;  // maps of leases_
+  std::vector<UniqueFd> files_;       // files of leases_
+  Allocation block_;                  // block of remote_
 };
 
 }  // namespace vrambroker

@@ -18,11 +18,11 @@ namespace {
 using google::protobuf::Descriptor;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kSoon(5);  // how long what comes next waits, so that an input does the same thing twice
+constexpr milliseconds kSoon(5);  // wait before the next step, so that an input repeats its order
 constexpr milliseconds kPatience(15'000);
 
 bool Shows() {
-  static const bool shows = std::getenv("SHOW_OPERATIONS") != nullptr;  // when a crash is looked into
+  static const bool shows = std::getenv("SHOW_OPERATIONS") != nullptr;  // for a look into a crash
   return shows;
 }
 
@@ -125,7 +125,7 @@ void FuzzRun::SendBytes(Stream& stream, const std::string& message) {
   if (stream.broken) return;
   stream.call->Write(message);
   v1::SessionRequest request;
-  if (!request.ParseFromString(message) || !IsAnswered(request)) return;  // the stream may end by it
+  if (!request.ParseFromString(message) || !IsAnswered(request)) return;  // the message may end the stream
   ++stream.expected;
   (void)stream.call->AwaitAnswers(stream.expected, kSoon);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FuzzRun: one input's streams and calls on the FuzzDaemon, and what must hold when they are over.
+// FuzzRun: an input's streams and calls on the FuzzDaemon, and the rules at the end.
 #ifndef VRAMBROKER_TESTS_FUZZ_FUZZ_RUN_H_
 #define VRAMBROKER_TESTS_FUZZ_FUZZ_RUN_H_
 
@@ -22,45 +22,46 @@ class FuzzRun {
 
   FuzzRun();
 
-  // A call with one message of any method that takes one: a well-formed message, one with a few bytes changed, or any
-  // bytes at all. Does nothing when there were many.
+  // Makes a call with one message, of any method that takes one message. The message is well-formed, or has a few
+  // changed bytes, or is any bytes. Makes no call after kMostCalls calls.
   void CallAny(FuzzBytes& bytes);
 
-  // A lease or a return as over the descriptor socket, mostly of an open session. Some clients do not take the answer.
+  // Makes a lease or a return like the descriptor socket, mostly for an open session. Some clients do not take the
+  // answer.
   void MakeSegmentCall(FuzzBytes& bytes);
 
-  // Opens a stream, on which nothing has been said. Does nothing when there are many.
+  // Opens a silent stream. Opens no stream after kMostStreams streams.
   void OpenStream();
-  // A message on one of the streams, as in CallAny().
+  // Sends a message on any stream, as in CallAny().
   void SendAny(FuzzBytes& bytes);
   void Send(size_t stream, const v1::SessionRequest& request);
-  // A stream ends without a goodbye: by half-closing or by cancelling it.
+  // Ends a stream without a goodbye: half-closes or cancels the stream.
   void BreakStream(FuzzBytes& bytes);
 
-  // Requires that every call of an open stream was answered once, ends all streams, requires that every other call
-  // was answered, and that the daemon is as it was before.
+  // Requires an answer to every call of an open stream, and ends all streams. Requires an answer to every other call,
+  // and the earlier state of the daemon.
   void End(FuzzBytes& bytes);
 
  private:
   struct Stream {
     std::unique_ptr<FuzzCall> call;
     size_t expected = 0;  // answers to hello and calls
-    bool broken = false;  // by this side
+    bool broken = false;  // by the client side
   };
 
   struct Call {
     std::unique_ptr<FuzzCall> call;
-    bool lasts = false;  // until this side ends it
+    bool lasts = false;  // until the client side ends the call
   };
 
-  // The bytes of a message of this type.
+  // The bytes of a message of `type`.
   std::string AnyMessage(FuzzBytes& bytes, const google::protobuf::Descriptor* type);
   void SendBytes(Stream& stream, const std::string& message);
 
   FuzzDaemon& daemon_;
   grpc::GenericStub stub_;
   Known known_;
-  std::vector<const google::protobuf::MethodDescriptor*> methods_;  // that take one message
+  std::vector<const google::protobuf::MethodDescriptor*> methods_;  // methods that take one message
   std::vector<Stream> streams_;
   std::vector<Call> calls_;
   std::atomic<int> unanswered_{0};  // segment calls

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libFuzzer: any bytes as settings and a sequence of operations on a heap, which never breaks one of its rules
-// (tests/support/heap_model.h).
+// libFuzzer: any bytes as settings and a sequence of operations on a heap. The heap never breaks a rule of
+// tests/support/heap_model.h.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -41,7 +41,7 @@ class Bytes {
   const uint8_t* const end_;
 };
 
-// Sizes are near the edges between size classes, or just any.
+// Sizes are near the edges between size classes, or random.
 uint64_t Size(Bytes& bytes) {
   static constexpr uint64_t kEdges[] = {0, 512, 1_MiB, 2_MiB, 10_MiB, 12_MiB, 20_MiB, 32_MiB};
   const uint64_t kind = bytes.Next();
@@ -84,7 +84,7 @@ HeapOp Operation(Bytes& bytes) {
       break;
     case Kind::kSetLimit:
     case Kind::kDeviceLimit:
-      op.a = 8 * Size(bytes);  // rarely far below what is held
+      op.a = 8 * Size(bytes);  // rarely far below the held memory
       break;
     case Kind::kSetFraction:
       op.a = 4 * bytes.Next();
@@ -95,7 +95,7 @@ HeapOp Operation(Bytes& bytes) {
     case Kind::kFail:
       op.a = bytes.Next();
       break;
-    case Kind::kPoll:  // three values in four means something else
+    case Kind::kPoll:  // three values in four mean another operation
       if (op.b >= 8) {
         op = {.kind = Kind::kTrim, .a = Size(bytes), .b = op.b % 4};
       } else if (op.b >= 4) {
@@ -117,7 +117,7 @@ void Require(const std::string& wrong) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const bool shows = std::getenv("SHOW_OPERATIONS") != nullptr;  // when a crash is looked into
+  static const bool shows = std::getenv("SHOW_OPERATIONS") != nullptr;  // for a look into a crash
   Bytes bytes(data, size);
   const AllocatorOptions options = Options(bytes);
   static constexpr uint64_t kDevices[] = {64_MiB, 256_MiB, 1024_MiB};

@@ -27,7 +27,7 @@ void Check(bool condition, const char* what) {
   std::abort();
 }
 
-// How many values there are when what is shared counts as often as it is met; stops counting soon after kMany.
+// Counts values, and counts a shared value at each use. Stops counting soon after kMany.
 uint64_t CountWrittenOut(const PickleValue& value, std::unordered_map<const void*, uint64_t>& known) {
   const void* node = nullptr;
   switch (value.kind()) {
@@ -96,7 +96,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Check(again.ok(), "what was written cannot be read");
   Check(vrambroker::WritePickle(*again) == written, "what was written and read is written differently");
   std::unordered_map<const void*, uint64_t> known;
-  // Values that share a lot can be too many to compare one by one.
+  // Values that share a lot can be too many for a full comparison.
   if (CountWrittenOut(*value, known) <= kMany) {
     Check(*again == *value, "what was written is read differently");
     Check(!vrambroker::WriteJson(*value).empty(), "no JSON");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libFuzzer target: no config.json may break vramctl plan, or make it take long. The first bytes choose the options.
+// libFuzzer target: no config.json breaks vramctl plan, or makes the plan slow. The first bytes choose the options.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -19,7 +19,7 @@ namespace {
 namespace plan = vrambroker::plan;
 
 constexpr size_t kMostOperations = 500'000;
-constexpr uint64_t kMostLayersToRun = 8;  // a replay of more takes too long for a fuzzer
+constexpr uint64_t kMostLayersToRun = 8;  // a replay of more layers takes too long for a fuzzer
 
 void Require(bool holds, absl::string_view rule) {
   if (holds) return;

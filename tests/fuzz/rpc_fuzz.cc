@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libFuzzer: any messages to every method of both services that takes one, from a process that has a session of each
-// placement. Nothing crashes, everything is answered, all memory comes back, and another process's is not touched.
+// libFuzzer: any messages to every method of both services that takes one message, from a process with a remote and a
+// leased session. No call crashes the daemon, every call gets an answer, all memory comes back, and the memory of
+// another process stays untouched.
 #include <cstddef>
 #include <cstdint>
 

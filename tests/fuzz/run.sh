@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds the fuzz targets and runs each on a copy of its corpus. Usage: tests/fuzz/run.sh [SECONDS]
-# SECONDS (default 60) is for all targets together. JOBS targets (default 1) run at a time. Inputs that break something are
-# kept in build/asan/crashes.
+# Builds the fuzz targets, and runs each on a copy of its corpus. Usage: tests/fuzz/run.sh [SECONDS]
+# SECONDS (default 60) is the time for all targets together. JOBS targets (default 1) run at a time. Failing inputs go
+# to build/asan/crashes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -24,7 +24,7 @@ fuzz() {
   corpus=tests/fuzz/corpus/$1 program=build/asan/tests/fuzz/$1_fuzz
   [ -n "$(ls "$corpus")" ] || { echo "run.sh: $corpus is empty" >&2; exit 1; }
   mkdir "$scratch/$1"
-  # -timeout is for one input. What -entropic costs is more than it brings here.
+  # -timeout bounds one input. -entropic=1 costs more than its gain here.
   if ! "$program" -max_total_time="$each" -timeout=200 -entropic=0 -print_final_stats=1 -artifact_prefix="$crashes/$1-" \
       "$scratch/$1" "$corpus" > "$scratch/$1.log" 2>&1; then
     cat "$scratch/$1.log" >&2

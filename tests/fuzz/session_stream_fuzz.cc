@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libFuzzer: any sequence of messages, well-formed or not, on several session streams that open and break at any time,
-// with other calls between them, and leases and returns as over the descriptor socket. What holds afterwards: see
-// rpc_fuzz.cc; and every call on a stream is answered once.
+// libFuzzer: any sequence of messages, well-formed or not, on several session streams that open and break at any time.
+// Other calls run in between, with leases and returns like the descriptor socket. The rules of rpc_fuzz.cc hold
+// afterwards, and every call on a stream gets one answer.
 #include <cstddef>
 #include <cstdint>
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMostOperations = 60;
 
-// What an honest client begins with; most sequences that do not begin so end soon.
+// Opens a stream with an honest client's hello. Most sequences without a hello end soon.
 void OpenWithHello(vrambroker::FuzzRun& run, size_t stream, bool leases) {
   run.OpenStream();
   vrambroker::v1::SessionRequest hello;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libFuzzer: any bytes as the text of a trace and of its configuration, and as a file, gzipped ones too. What is
-// accepted is replayed.
+// libFuzzer: any bytes as the text of a trace and of a configuration, and as a file, also gzipped. Accepted traces are
+// replayed.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -21,7 +21,7 @@ namespace {
 
 using vrambroker::operator""_MiB;
 
-constexpr size_t kMostOperations = 2000;  // that are replayed
+constexpr size_t kMostOperations = 2000;  // replayed operations
 
 void Require(bool holds, absl::string_view rule) {
   if (holds) return;
@@ -29,7 +29,7 @@ void Require(bool holds, absl::string_view rule) {
   std::abort();
 }
 
-// Of allocations; segments are numbered otherwise.
+// Checks ids of allocations. Segments have other numbers.
 void CheckIds(const vrambroker::Trace& trace) {
   for (const vrambroker::TraceOp& op : trace.ops) {
     Require(op.id < trace.ids || op.id == 0 || op.kind == vrambroker::TraceOp::Kind::kGiveBack, "ids are below `ids`");
