@@ -36,7 +36,7 @@ namespace vrambroker::bench {
 namespace {
 
 // Figures recorded on another machine (two-core x86-64, best of 11), in ns per operation: PyTorch's allocator with a
-// simulated device, and beside it tcmalloc 2.10 and jemalloc 5.3.0 as tuned in kPeers, to compare the machines.
+// simulated device. Figures of tcmalloc 2.10, and of jemalloc 5.3.0 as tuned in kPeers, serve to compare the machines.
 struct Recorded {
   const char* workload;
   double pytorch, tcmalloc, je_tuned;

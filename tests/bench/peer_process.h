@@ -31,7 +31,7 @@ inline constexpr std::array<Peer, 7> kPeers = {{
     {"recording", Subject::kRecording},
     {"tcmalloc", Subject::kHost, "libtcmalloc_minimal.so.4"},
     {"jemalloc", Subject::kHost, "libjemalloc.so.2"},
-    // The tuned jemalloc gives nothing back to the system, and keeps blocks of up to 32 MiB with each thread.
+    // The tuned jemalloc gives no memory back to the system, and keeps blocks of up to 32 MiB with each thread.
     {"je-tuned", Subject::kHost, "libjemalloc.so.2",
      "MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1,lg_tcache_max:25"},
     {"mimalloc", Subject::kHost, "libmimalloc.so.2"},

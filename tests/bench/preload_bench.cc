@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Measures the cost of libvrambroker-preload.so for a program. The peer is the program without the library, on the same
-// driver, in the same round. The benchmark uses two drivers: calls of the substitute cost time, and calls of the other
-// driver cost nothing.
+// driver, in the same round. The benchmark uses two drivers: the substitute, whose calls cost time, and a driver whose
+// calls are free.
 #include <sys/resource.h>
 #include <sys/time.h>
 

@@ -52,7 +52,7 @@ double ProcessorSeconds() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
 }
 
-// A client that answers at once, and gives nothing.
+// A client that answers at once, and gives no memory back.
 class Answering : public SessionEvents {
  public:
   void CloseSegments(absl::Span<const SegmentId>) override {}

@@ -28,8 +28,9 @@ struct Workload {
 //   hot_512B, hot_64KiB, hot_4MiB   one block, allocated and freed
 //   hot_mixed_1000_blocks           a random block of 1000 (512 B to 8 MiB) is freed, and another allocated
 //   mixed_live:N                    like hot_mixed_1000_blocks with N live blocks of 512 B to 64 KiB, and free blocks
-//   between them equal_live:N                    like mixed_live:N with blocks of 512 B, after a free of every second
-//   block of 2 N miss:BYTES                      an empty cache: a block is allocated and freed, the cache emptied
+//                                   between the live blocks
+//   equal_live:N                    like mixed_live:N with blocks of 512 B, after a free of every second block of 2 N
+//   miss:BYTES                      an empty cache: a block is allocated and freed, the cache emptied
 //   threads_one_heap, threads_own_heaps   4 threads, each hot_mixed_1000_blocks
 //   any other name                  the trace of tests/golden with the name: only allocations and frees
 // `ops`: operations of a loop. A trace has its own number of operations.

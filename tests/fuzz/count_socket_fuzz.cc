@@ -279,7 +279,7 @@ class Run {
     if (form % 4 == 0) packet.resize(bytes_.Next());
     if (form % 4 == 1) packet = bytes_.Take(bytes_.Next());
     (void)send(line.socket.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    // The client cannot match the packet's answer to a call, and would take a later call's answer for it.
+    // The client cannot match the packet's answer to a call, so later calls must not use the connection.
     line.is_broken = true;
     line.pending.reset();
   }

@@ -67,7 +67,7 @@ class FuzzDaemon {
   // Ids that inputs may try: ids of the control sessions, and of their segments and blocks.
   std::vector<uint64_t> control_ids() const;
 
-  // Closes all sessions but the control's, as after the end of their process. Requires that all memory of the closed
+  // Closes all sessions but the control's, as if their process had ended. Requires that all memory of the closed
   // sessions is back, that all figures add up, and that the control's memory and accounts are unchanged.
   void CheckAndReset();
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that what the documentation names is there. Usage: documented_paths_test.py ROOT
+"""Checks that files named in the documentation exist. Usage: documented_paths_test.py ROOT
 
-In all *.md: paths in `backticks` that begin with a folder of the project (the ending may be left out), and links to files.
+The check covers all *.md: paths in `backticks` that begin with a folder of the project (with or without the ending),
+and links to files.
 """
 import pathlib
 import re
@@ -15,7 +16,7 @@ LINKED = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 
 def dead_paths(root):
-    """Lines "FILE names X", and the number of paths looked at."""
+    """Returns lines "FILE names X", and the number of checked paths."""
     found, paths = [], 0
     for document in sorted([*root.glob("*.md"), *root.glob(".github/*.md"), *(path for top in FOLDERS for path in (root / top).rglob("*.md"))]):
         text = document.read_text(encoding="utf-8")
@@ -26,14 +27,14 @@ def dead_paths(root):
                 found.append(f"{document.relative_to(root).as_posix()} names {name}")
         for name in LINKED.findall(text):
             paths += 1
-            # Some are read elsewhere, as the one at the root of a bundle.
+            # Some documents are read elsewhere, for example at the root of a bundle.
             if not (document.parent / name).exists() and not (root / name).exists():
                 found.append(f"{document.relative_to(root).as_posix()} links to {name}")
     return found, paths
 
 
 def self_test():
-    """Returns what is wrong with the check itself."""
+    """Returns the faults of the check itself."""
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         (root / "server/core").mkdir(parents=True)

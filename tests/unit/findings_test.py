@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the form of findings/, which no test runs, and what is at the top level. Usage: findings_test.py ROOT
+"""Checks the form of findings/, which no test runs, and the entries at the top level. Usage: findings_test.py ROOT
 
-Each finding is an executable script, NAME.sh, and has a row in findings/README.md. It names no host: packages come from where the
-machine's configuration says.
+Each finding is an executable script, NAME.sh, and has a row in findings/README.md. A finding names no host: packages
+come from the sources in the machine's configuration.
 """
 import os
 import pathlib
@@ -18,7 +18,7 @@ HOST = re.compile(r"\w+://|\b[a-z0-9-]+\.(?:debian|npmjs|github)\.(?:org|com)\b"
 
 
 def faults(folder):
-    """What is wrong with the findings of a folder."""
+    """Returns the faults of the findings of a folder."""
     found = []
     listed = re.findall(r"^\| \[([\w.]+)\]\(\1\) \|", (folder / "README.md").read_text(encoding="utf-8"), re.M)
     scripts = sorted(path.name for path in folder.iterdir() if path.name != "README.md")
@@ -44,7 +44,7 @@ def main():
     root = pathlib.Path(sys.argv[1])
     found = self_test() + [f"findings/: {fault}" for fault in faults(root / "findings")]
     git = subprocess.run(["git", "-C", str(root), "ls-files"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
-    if git.returncode == 0:  # an archive of the source has no record of what belongs to it
+    if git.returncode == 0:  # an archive of the source has no list of files
         top = {path.split("/")[0] for path in git.stdout.split()}
         found += [f"{entry} does not belong to the top level" for entry in sorted(top - TOP)]
         found += [f"{entry} is not at the top level" for entry in sorted(TOP - top)]

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks who includes whom. Usage: layering_test.py ROOT
+"""Checks the includes between folders. Usage: layering_test.py ROOT
 
-Which folder may include which is written in one place each: the tables "| folder |" in the README.md of allocator/, server/ and
-client/. The reverse is checked, too: what a table allows and no file does is reported. The diagram of server/README.md has the
-same layers: each arrow is an include, and each include follows the arrows.
+The tables "| folder |" in the README.md of allocator/, server/ and client/ list the includes that each folder may have.
+The check also reports an allowed include that no file has. The diagram of server/README.md has the same layers: each
+arrow is an include, and each include follows the arrows.
 
-Before it looks at ROOT it looks at files made to break each rule, so that a check that sees nothing cannot pass.
+Before ROOT, the check reads files that break each rule, so a blind check cannot pass.
 """
 import graphlib
 import pathlib
@@ -18,8 +18,8 @@ FOLDERS = ("allocator", "server", "client", "proto", "deploy")
 SOURCE = re.compile(r"\.(h|hpp|inc|c|cc|cu|proto)(\.in)?$")
 INCLUDE = re.compile(r'^\s*(?:#\s*include\s*([<"])([^>"]+)[>"]|import\s+(?:public\s+)?"([^"]+)"\s*;)', re.M)
 
-# (files, what they must not include, except in, why). Files and exceptions are matched against the path in ROOT. Folders of the
-# project are the tables' to say.
+# (files, banned includes, exception, reason). Files and exceptions match the path in ROOT. The tables rule the folders
+# of the project.
 MESSAGES_IN_WIRE = "allocator/ knows no wire format but in wire/"
 NO_CALLS = "allocator/ makes no calls"
 NO_LOGS = "allocator/ neither logs nor exports metrics: it returns statuses and figures"
@@ -54,17 +54,17 @@ MESSAGES = "proto"
 
 
 def folder_of(name):
-    """The folder, as tables name it, of a file, or of what an #include names."""
+    """Returns the folder, as the tables name folders, of a file or of an included name."""
     if re.search(r"\.pb\.h$", name) or name.startswith("proto/"):
         return MESSAGES
-    if re.match(r"vrambroker/\w+\.h$", name):  # as programs of others include it
+    if re.match(r"vrambroker/\w+\.h$", name):  # the form that foreign programs include
         return "client/vrambroker"
     parts = name.split("/")[:-1]
     return "/".join(parts[:3 if parts[:2] == ["client", "vramctl"] else 2])
 
 
 def tables(root):
-    """{folder: what it may include}, and what is wrong with the tables."""
+    """Returns {folder: allowed includes}, and the faults of the tables."""
     allowed, faults = {}, []
     for top in TABLED:
         readme = root / top / "README.md"
@@ -98,18 +98,18 @@ def tables(root):
 
 
 def includes(path):
-    """What a file includes, and whether in quotes."""
+    """Yields each include of a file, and True for an include in quotes."""
     for quote, included, imported in INCLUDE.findall(path.read_text(encoding="utf-8")):
         yield included or imported, quote == '"'
 
 
 def is_plain_messages(path):
-    """A header of plain C, for what speaks a protocol without any library."""
+    """Returns True for a header of plain C, made for programs that speak a protocol without any library."""
     return path.suffix == ".h" and {include for include, _ in includes(path)} == {"stdint.h"}
 
 
 def violations(root):
-    """Lines "FILE includes X: reason", and the number of files looked at."""
+    """Returns lines "FILE includes X: reason", and the number of checked files."""
     allowed, found = tables(root)
     files, used, folders = 0, set(), set()
     for top in FOLDERS:
@@ -122,7 +122,7 @@ def violations(root):
             folders.add(folder)
             if top == "proto" and path.suffix != ".proto" and not is_plain_messages(path):
                 found.append(f"{name}: proto/ holds messages alone")
-            is_foreign = name.startswith("allocator/device/cuda_headers/")  # stands in for NVIDIA's own
+            is_foreign = name.startswith("allocator/device/cuda_headers/")  # stands in for NVIDIA's own headers
             for include, is_quoted in includes(path):
                 if is_quoted and not is_foreign and include.split("/")[0] not in (*FOLDERS, "absl", "vrambroker"):
                     found.append(f"{name} includes {include}: {NOT_FROM_ROOT}")
@@ -145,7 +145,7 @@ def violations(root):
 
 
 def arrows(text):
-    """{folder: those that its arrows lead to}, of the first diagram in `text`. The folder itself, with main, is called daemon."""
+    """Returns {folder: targets of its arrows} of the first diagram in `text`. The daemon is server/ itself."""
     found = {}
     diagram = re.search(r"^```mermaid\n(.*?)^```", text, re.M | re.S)
     for left, right in re.findall(r"^ *([\w& ]+?) --> ([\w& ]+)$", diagram.group(1) if diagram else "", re.M):
@@ -155,7 +155,7 @@ def arrows(text):
 
 
 def wrong_arrows(root):
-    """Lines "the diagram ...". By the table, which is compared with the files."""
+    """Returns lines "the diagram ...", by the tables. violations() compares the tables with the files."""
     allowed, _ = tables(root)
     includes_of = {}
     for folder, others in allowed.items():
@@ -184,7 +184,7 @@ SELF_TEST = {
 
 
 def self_test():
-    """Returns what is wrong with the check itself."""
+    """Returns the faults of the check itself."""
     in_table = "may not"
     bad = {
         "allocator/base/a.cc": ('#include "server/core/broker.h"', in_table),

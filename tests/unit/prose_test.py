@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps comments readable: names in place of pronouns, sentences that begin with a name or a verb. Usage: prose_test.py ROOT
+"""Keeps comments readable: names for pronouns, and a name or a verb at the head of a sentence.
 
-Measures the comments of C, C++ and proto files by folder: pronouns in 100 words, and the share of sentences that begin with a
-pronoun or with "Of". For comparison, measured so in November 2026: LevelDB 4.1 and 2.4 %, TCMalloc 3.8 and 5.8 %, snmalloc 5.7 and
-13.2 %, RMM 1.3 and 0.4 %.
+Usage: prose_test.py ROOT
+
+Measures the comments of C, C++ and proto files by folder: pronouns in 100 words, and the share of sentences that begin
+with a pronoun or with "Of". For comparison, measured in the same way in November 2026: LevelDB 4.1 and 2.4 %, TCMalloc
+3.8 and 5.8 %, snmalloc 5.7 and 13.2 %, RMM 1.3 and 0.4 %.
 """
 import collections
 import pathlib
@@ -48,7 +50,7 @@ def measure(text):
 
 
 def self_test():
-    """Returns what is wrong with the check itself."""
+    """Returns the faults of the check itself."""
     text = "/* Of that which it says, nothing.\n * The heap keeps its lock. */\nint x;  // that\n// Names a free block.\n"
     return [] if measure(text) == [15, 4, 3, 1] else [f"counts {measure(text)}"]
 

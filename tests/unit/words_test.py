@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps retired words out of code, comments and documents. Usage: words_test.py ROOT
 
-One concept has one name, everywhere. A name that was given up for a better one must not come back by copying. Published names
-(metrics, flags, proto fields, the client API) stay, whatever they are.
+A concept has the same name everywhere. A retired name must not come back by copying. Published names (metrics, flags,
+proto fields, the client API) stay, whatever the names are.
 """
 import pathlib
 import re
 import sys
 
-# Words that nothing may contain, and what to write instead.
+# Words that no file may contain, and the replacements.
 RETIRED = {
     r"Growth(Queue|Request|Outcome|Options|Figures)\w*|growth_queue\w*": "RequestQueue, QueuedRequest, WaitRecord, RequestOptions, WaitStats",
     r"OnRoom|RoomMade|TakeRoom": "OnCapacityFreed, CapacityFreed, TakeChanges",
@@ -31,7 +31,7 @@ NOT_OURS = re.compile(r"^tests/golden/|^tests/unit/words_test\.py$|/node_modules
 
 
 def retired_words(name, text):
-    """Lines "NAME:LINE: WORD, write ... instead"."""
+    """Returns lines "NAME:LINE: WORD, write ... instead"."""
     found = []
     for pattern, instead in RETIRED.items():
         for match in re.finditer(rf"\b(?:{pattern})\b", text):
@@ -41,7 +41,7 @@ def retired_words(name, text):
 
 
 def self_test():
-    """Returns what is wrong with the check itself."""
+    """Returns the faults of the check itself."""
     faults = []
     if len(retired_words("a.cc", "// Whoever\nGrowthQueue queue_;\npool->TakeBack(1);\nnew growth_queue_test.cc")) != 4:
         faults.append("it misses retired words")

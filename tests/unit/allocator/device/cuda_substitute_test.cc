@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The substitute of NVIDIA's driver keeps the rules in its README. Without the rules, tests over the substitute prove
-// nothing.
+// The substitute of NVIDIA's driver keeps the rules in its README. A substitute without the rules would make the tests
+// worthless.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -285,7 +285,7 @@ TEST_F(CudaSubstituteTest, TheDefaultStreamIncludesBlockingStreamsThatAreCapture
   EXPECT_EQ(process.Wait(), 0);
 }
 
-// ---- Not of the substitute: of CudaDevice, which only a machine whose contexts take memory can show ----
+// ---- CudaDevice, in cases that need a machine whose contexts take memory ----
 
 // The devices of the process. Exits without two devices.
 std::vector<std::unique_ptr<Device>> TwoDevices() {

@@ -554,7 +554,7 @@ TEST(UniqueFdTest, ClosesOnce) {
   {
     UniqueFd a(raw);
     UniqueFd b(std::move(a));
-    EXPECT_FALSE(a.valid());  // NOLINT(bugprone-use-after-move): that is the point
+    EXPECT_FALSE(a.valid());  // NOLINT(bugprone-use-after-move): tests the moved-from object
     EXPECT_EQ(b.get(), raw);
     UniqueFd c;
     EXPECT_FALSE(c.valid());

@@ -243,7 +243,7 @@ TEST(LeftFilesTest, AnotherUsersFilesAreNotOurs) {
 }
 
 // Only root and processes with CAP_CHECKPOINT_RESTORE see the owner of a mapped file. Without CAP_CHECKPOINT_RESTORE,
-// the search believes a file's name only in processes that gain nothing from a forged name.
+// the search believes a file's name only in processes without a gain from a forged name.
 TEST(LeftFilesTest, WithoutTheRightToSeeAFileTheNameCountsOfProcessesOfOurOwn) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become other users";
   int status = -1;

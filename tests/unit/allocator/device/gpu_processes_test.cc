@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Records as an NVML function leaves them: `bytes` each, in a larger buffer.
+// Makes records like an NVML function: `bytes` each, in a larger buffer.
 std::vector<char> Records(size_t bytes, const std::vector<GpuProcess>& processes) {
   std::vector<char> records(1024, kUnwritten);
   for (size_t i = 0; i < processes.size(); ++i) {

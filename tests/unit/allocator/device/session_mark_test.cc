@@ -176,8 +176,8 @@ TEST(SessionMarkTest, CapSysPtraceIsEnough) {
     driver.fd.Reset();
     become_other();
   });
-  // Exit codes of the looker. 0: finds only the child that has the driver. 1: finds other holders. 2: has no permission
-  // to look for the mark. 3: takes another file for the mark. 4: finds no mark.
+  // Exit codes of the looker. 0: finds only the child that has the driver. 1: misses the child, or finds another. 2:
+  // has no permission to look for the mark. 3: takes another file for the mark. 4: finds no mark.
   const auto look = [&](uint64_t capabilities) {
     int status = -1;
     const pid_t looker = RunAs(kNobody, capabilities, [&] {

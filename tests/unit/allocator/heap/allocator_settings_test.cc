@@ -278,7 +278,7 @@ TEST_F(AllocatorSettingsTest, OrdinaryLimitIsTestedBeforeTheRejection) {
 }
 
 TEST_F(AllocatorSettingsTest, RejectionAfterTheFlushIsOutOfMemory) {
-  // The limit refuses the first attempt. The flush lets another owner raise the limit before the second attempt.
+  // The limit refuses the first attempt. Another thread raises the limit during the flush.
   Configure("per_process_memory_fraction:0.1,throw_on_cudamalloc_oom:True");
   Cache({10_MiB});
   source_->on_release = [&](int) { allocator_->SetLimit(CachingAllocator::kNoLimit); };

@@ -196,7 +196,7 @@ TEST_F(AllocatorStreamsTest, WithoutAnEventSourceNothingIsDeferred) {
 }
 
 TEST_F(AllocatorStreamsTest, ForgetsUsesOfBlocksStillHeldAtItsEnd) {
-  // AddressSanitizer checks that allocated, pending and free blocks leak nothing.
+  // AddressSanitizer checks that allocated, pending and free blocks leak no memory.
   DirectHeap ending(&device_, &events_);
   for (const bool frees : {false, true}) {
     const absl::StatusOr<Block*> block = ending.Allocate(30_MiB);

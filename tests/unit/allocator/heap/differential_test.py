@@ -18,7 +18,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "golden"))
-import model  # noqa: E402  (it lies beside the recorded traces)
+import model  # noqa: E402  (model.py lies beside the recorded traces)
 
 MIB = model.MIB
 DEEP = 2**64 - 1  # the highest stream number

@@ -67,7 +67,7 @@ def without(snapshot, *actions):
 
 
 def skipped_faults(golden, folder):
-    """One of a free's two events is enough. skip_actions of _record_memory_history can drop the other event."""
+    """Each of a free's two events is enough alone. skip_actions of _record_memory_history can drop the other event."""
     kinds = ("free_requested", "free_completed")
     for trace in ("frag_mixed500.trace", "two_stream_overlap.trace.gz"):
         whole = recorded(golden / trace, folder)
