@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""vrambroker.Client and Buffer, with a real daemon. Every test is a program of its own: a process loads one library."""
+"""vrambroker.Client and Buffer, with a real daemon. Every test is a program of its own: a process loads a library
+once."""
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ import unittest
 
 import support
 
-# Functions of Python that C may call: those of ctypes, by the name that they have in CPython.
+# Names the Python functions that C may call: ctypes' function objects, by their name in CPython.
 FUNCTIONS = """
     import gc
     import vrambroker
@@ -92,7 +93,7 @@ class LibraryTest(unittest.TestCase):
             """ % nowhere)
 
     def test_pip_installs_it(self):
-        # In a new environment, without a network: as README.md says.
+        # Installs into a new environment, without a network, by README.md's command.
         if subprocess.run([sys.executable, "-c", "import ensurepip"], stderr=subprocess.DEVNULL, check=False).returncode:
             self.skipTest("this Python has no ensurepip (Debian: python3-venv)")
         without_path = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -121,19 +122,19 @@ class LibraryTest(unittest.TestCase):
 
     @staticmethod
     def sdist(python, source, folder):
-        """The path of the source package, as tools make it."""
+        """Builds the source package like packaging tools, and returns its path."""
         name = subprocess.run([python, "-c", "import build_backend; print(build_backend.build_sdist(%r))" % folder], cwd=source,
                               check=True, stdout=subprocess.PIPE, universal_newlines=True).stdout.strip()
         return os.path.join(folder, name)
 
 
 def vrambroker_version():
-    """That of the whole project: CMakeLists.txt's."""
+    """Returns the version of the whole project, from CMakeLists.txt."""
     with open(os.path.join(support.PYTHON_DIR, "..", "..", "CMakeLists.txt"), encoding="utf-8") as file:
         return re.search(r"project\(vrambroker VERSION ([0-9.]+)", file.read()).group(1)
 
 
-# For tests with a request that has to wait for memory, and an hour's patience: they end if somebody ends the waiting.
+# For tests with a request that waits for memory with an hour's patience: the tests end if a thread ends the waiting.
 WAITING = """
     import ctypes, os, threading, time
     import vrambroker
@@ -739,7 +740,8 @@ class ClientTest(support.DaemonTest):
         """)
 
     def test_children_that_end_as_programs_do(self):
-        # With all that runs at the end of one, and without.
+        # The child ends with sys.exit(), which runs all exit handlers, and with a process of multiprocessing, which
+        # does not.
         self.run_with_daemon(WAITING, """
             import multiprocessing, sys
             import vrambroker.torch
@@ -761,7 +763,7 @@ class ClientTest(support.DaemonTest):
         """)
 
     def test_fork_while_other_threads_are_inside(self):
-        # Of a client, its lock, and the locks of the modules.
+        # Other threads are inside a client, its lock, and the locks of the modules.
         self.run_with_daemon(WAITING, """
             import signal
             import vrambroker.torch
@@ -910,7 +912,8 @@ class ClientTest(support.DaemonTest):
                 assert not lives("job")  # it ended with the call
         """)
 
-    # A handler may be called between any two steps of Python. It may close the client, or raise: nothing is lost then.
+    # Calls a handler between any two steps of Python. The handler may close the client, or raise: no memory is lost
+    # then.
     def test_handlers_at_any_step(self):
         self.run_with_daemon(WAITING, """
             import gc, sys
@@ -1414,7 +1417,7 @@ class ClientTest(support.DaemonTest):
         """ % self.daemon.process.pid)
 
     def test_the_last_reference_goes_in_a_callback_while_another_runs(self):
-        # Functions that the library calls live on until both are done, and no longer.
+        # Functions that the library calls live on until both callbacks end, and no longer.
         self.assertIn("done", self.run_with_daemon(FUNCTIONS, """
             import os, signal, threading, weakref
             alive, logging, dropped = {}, threading.Event(), threading.Event()
@@ -1459,7 +1462,7 @@ class ClientTest(support.DaemonTest):
         """)
 
     def test_closed_while_the_daemon_is_stopped(self):
-        # Each of them would wait for an hour.
+        # Each pending call would wait for an hour.
         self.assertIn("done", self.run_with_daemon("""
             import os, signal
             import vrambroker

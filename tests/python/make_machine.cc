@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes a machine of the driver's substitute, with two GPUs of 1 GiB. Usage: make_machine EMPTY_FOLDER
+// Makes a machine for the driver's substitute, with two GPUs of 1 GiB. Usage: make_machine EMPTY_FOLDER
 #include "tests/cuda_substitute/substitute.h"
 
 int main(int, char** argv) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// In place of libc10.so.
+// Stands in for libc10.so.
 #include "tests/python/standin_c10.h"
 
 #include <utility>
 
 namespace c10 {
 
-#ifndef STANDIN_OLD_STRINGS  // a build whose std::string is another one does not have this constructor under this name
+#ifndef STANDIN_OLD_STRINGS  // a build with another std::string has no constructor of this name
 Error::Error(SourceLocation where, std::string what)
     : message_(std::move(what) + " (" + where.function + ")"), backtrace_(std::make_shared<std::string>("none")) {}
 #endif

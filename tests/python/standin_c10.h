@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// In place of PyTorch's c10/util/Exception.h: the names, and what of the layout reaches another library. Real PyTorch
-// is asked in tests/gpu only.
+// Stands in for PyTorch's c10/util/Exception.h: the names, and the layout that another library sees. Only tests/gpu
+// uses
+// real PyTorch.
 #ifndef VRAMBROKER_TESTS_PYTHON_STANDIN_C10_H_
 #define VRAMBROKER_TESTS_PYTHON_STANDIN_C10_H_
 

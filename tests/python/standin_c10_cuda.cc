@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// In place of libc10_cuda.so: it calls the CUDA runtime as PyTorch's caching allocator does, and catches what an
-// allocator throws as PyTorch's Python bindings do.
+// Stands in for libc10_cuda.so: calls the CUDA runtime like PyTorch's caching allocator, and catches an allocator's
+// exceptions like PyTorch's Python bindings.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -15,7 +15,7 @@ thread_local void* current = nullptr;
 }  // namespace
 
 #ifndef STANDIN_NO_STREAMS
-// As c10/cuda/CUDAStream.h has them: the names, and 16 bytes that are returned in registers.
+// Repeats c10/cuda/CUDAStream.h: the names, and 16 bytes that registers return.
 namespace c10::cuda {
 
 struct CUDAStream {
@@ -39,7 +39,7 @@ void* CUDAStream::stream() const {
 
 extern "C" {
 
-// Of this thread, from now on.
+// Sets the calling thread's stream from now on.
 void standin_set_stream(void* stream) {
   current = stream;
 }
@@ -55,7 +55,7 @@ int standin_malloc(void** pointer, size_t bytes) {
 int standin_free(void* pointer) {
   return cudaFree(pointer);
 }
-// Memory that PyTorch gets in a way of its own, past cudaMalloc().
+// Allocates memory past cudaMalloc(), for PyTorch's other ways to get memory.
 void* standin_outside(size_t bytes) {
   return std::malloc(bytes);
 }
@@ -66,8 +66,8 @@ int standin_mem_get_info(size_t* free_bytes, size_t* total_bytes) {
 
 using AllocFunction = void* (*)(ptrdiff_t size, int device, void* stream);
 
-// 0: `pointer` is what `alloc` returned; 1: it threw something of std, with its text in `what`; 2:
-// c10::OutOfMemoryError; 3: the C++ runtime of this library counts an exception too many or too few.
+// Returns 0 if `alloc` returned `pointer`; 1 if `alloc` threw a std exception, with the text in `what`; 2 for
+// c10::OutOfMemoryError; 3 if this library's C++ runtime counts an exception too many or too few.
 int standin_call(AllocFunction alloc, ptrdiff_t size, void** pointer, char* what, size_t room) {
   *pointer = nullptr;
   int kind = 0;
@@ -86,7 +86,7 @@ int standin_call(AllocFunction alloc, ptrdiff_t size, void** pointer, char* what
 }
 
 #ifndef STANDIN_OLD_STRINGS
-// PyTorch's allocator throws it, and so its type and its functions are in the library.
+// PyTorch's allocator throws OutOfMemoryError, so the library has the type and its functions.
 void standin_throw(const char* what) {
   throw c10::OutOfMemoryError({"standin_throw", __FILE__, __LINE__}, what);
 }

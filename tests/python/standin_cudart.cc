@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// In place of libcudart.so.12, for tests without a GPU: only what vrambroker_torch_serve() has to do with.
+// Stands in for libcudart.so.12, for tests without a GPU: only the functions that vrambroker_torch_serve() touches.
 #include <atomic>
 #include <cstdlib>
 
@@ -55,11 +55,11 @@ int standin_mallocs(void) {
 int standin_frees(void) {
   return frees;
 }
-// Each makes a context on its device.
+// Counts the calls that select a device; each call makes a context on its device.
 int standin_devices_set(void) {
   return devices_set;
 }
-// 0: no, 1: yes, else the error of asking.
+// Sets the capture state: 0 for no, 1 for yes, else the error of cudaStreamIsCapturing().
 void standin_set_capturing(int is_capturing) {
   capturing = is_capturing;
 }

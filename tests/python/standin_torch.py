@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In place of PyTorch: the functions and exceptions that vrambroker.torch uses, with as much behind them as it relies on.
-Written from PyTorch's sources; it proves how the package behaves towards such functions, and nothing about PyTorch. The
-real one is asked by tests/gpu/torch_training.py only, on a machine with a GPU."""
+"""Stands in for PyTorch: the functions and exceptions that vrambroker.torch uses, with as much behaviour as the package
+relies on. The standins follow PyTorch's sources; the tests prove how the package behaves towards such functions, and
+nothing
+about PyTorch. Only tests/gpu/torch_training.py uses real PyTorch, on a machine with a GPU."""
 import ctypes
 import os
 import sys
@@ -16,33 +17,34 @@ class OutOfMemoryError(RuntimeError):
 
 
 class Native:
-    """PyTorch's caching allocator as far as segments go: each tensor is one; freed ones are cached. Locked as PyTorch's
-    is: also while it asks for a segment, unless release_lock_on_cudamalloc is set."""
+    """PyTorch's caching allocator, reduced to segments: each tensor is a segment; freed segments go to the cache. Like
+    PyTorch,
+    the allocator holds its lock also while it asks for a segment, unless release_lock_on_cudamalloc is set."""
 
     def __init__(self, lib, settings=""):
         self.lib = lib
-        self.segments = {}  # address -> (bytes, pool id or None); what is in use
+        self.segments = {}  # address -> (bytes, pool id or None); segments in use
         self.cached = []  # (address, bytes, pool id)
         self.pools = {}  # id -> [use count, allocator]
-        self.active = []  # pool ids, as PyTorch's captures_underway
+        self.active = []  # pool ids, like PyTorch's captures_underway
         self.fraction = 1.0
-        self.peak = 0  # of what is in use
+        self.peak = 0  # peak of the bytes in use
         self.deleted_in_use = 0
         self.first_use = lambda: None
         self.lock = threading.RLock()
         self.settings = {}
         self.settings_text = ""
-        self.mallocs = 0  # calls of cudaMalloc()
-        self.capture_fails = False  # and then it is never over
-        self.graphs_have_pools = False  # as PyTorch's; a graph's lives until it is reset
-        self.graphs = 0  # being captured; in PyTorch these are in captures_underway, too
+        self.mallocs = 0  # number of cudaMalloc() calls
+        self.capture_fails = False  # a failed capture never ends
+        self.graphs_have_pools = False  # like PyTorch's graphs; a graph's pool lives until the graph's reset
+        self.graphs = 0  # graphs under capture; PyTorch counts these graphs in captures_underway, too
         self.emptied_in_capture = 0
         self.before_empty = lambda: None
-        self.stream = None  # the current one
+        self.stream = None  # the current stream
         self.set(settings)
 
     def set(self, text):
-        # These stay as they are when they are not named.
+        # Settings that `text` does not name stay as they are.
         settings = {name: self.settings[name] for name in (*self.knows, "expandable_segments") if name in self.settings}
         for part in text.split(","):
             if part:
@@ -76,7 +78,7 @@ class Native:
                 self.segments[kept[0]] = (size, pool)
                 return kept[0]
         address = self._segment(size, pool)
-        if not address and not self.active and not self.graphs:  # PyTorch flushes only when it captures nothing
+        if not address and not self.active and not self.graphs:  # PyTorch flushes only while no capture runs
             self.empty_cache()
             address = self._segment(size, pool)
         if not address:
@@ -95,7 +97,7 @@ class Native:
         if pool is not None and self.pools[pool][1] is not None:
             return self.pools[pool][1].alloc(size, 0, self.stream)
         address = ctypes.c_void_p()
-        if self.is_set("expandable_segments"):  # past cudaMalloc()
+        if self.is_set("expandable_segments"):  # PyTorch bypasses cudaMalloc()
             self.lib.standin_outside.restype = ctypes.c_void_p
             return self.lib.standin_outside(ctypes.c_size_t(size))
         self.mallocs += 1
@@ -205,7 +207,7 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
         def __exit__(self, *_):
             pass
 
-    torch.streams = []  # that were made the current one
+    torch.streams = []  # every stream that became the current stream
 
     class OnStream:
         def __init__(self, stream):
@@ -322,7 +324,7 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
     def get_per_process_memory_fraction(device=None):
         return native.fraction
 
-    # As PyTorch's: on the functions of its module, whatever they are at the time.
+    # Like PyTorch's functions, these functions call their module's current functions.
     def memory_reserved(device=None):
         return memory.memory_stats(device=device).get("reserved_bytes.all.current", 0)
 
@@ -359,7 +361,8 @@ def install(standins, version="2.11.0", pool=True, cuda="12.8", available=True, 
 
 
 def call(torch, address, size):
-    """What PyTorch makes of an allocation with the function at `address`: (kind, pointer, text); see standin_call()."""
+    """Returns PyTorch's view of an allocation with the function at `address`: (kind, pointer, text); see
+    standin_call()."""
     pointer, text = ctypes.c_void_p(), ctypes.create_string_buffer(4096)
     kind = torch.lib.standin_call(ctypes.c_void_p(address), ctypes.c_ssize_t(size), ctypes.byref(pointer), text,
                                   ctypes.c_size_t(4096))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that may have few descriptors, threads or little address space: gRPC would end them, or wait for ever."""
+"""Programs with few descriptors, threads or little address space: gRPC would end such programs, or wait for ever."""
 import os
 import resource
 import subprocess
@@ -9,7 +9,7 @@ import unittest
 import support
 
 MIB = 1 << 20
-STACK = 8 * MIB  # of a thread, as most machines have it
+STACK = 8 * MIB  # stack of a thread on most machines
 NOBODY = 64987  # a user without processes
 
 
@@ -28,7 +28,7 @@ def with_address_space(size):
 
 def with_threads(most):
     def bound():
-        if os.getuid() == 0:  # whom the kernel does not count
+        if os.getuid() == 0:  # the kernel does not count root's processes
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
@@ -91,8 +91,9 @@ class StartingTest(support.DaemonTest):
 
     @unittest.skipIf("VRAMBROKER_TEST_PRELOAD" in os.environ, "the sanitizer takes all of the address space")
     def test_vramctl_with_little_address_space(self):
-        # Refusals that name it; what is larger than the daemon's memory is refused in any case. From 640 MiB on there is
-        # room for the threads, also on a machine with 64 processors.
+        # Each refusal names the address space; a refusal follows in any case if the request is larger than the daemon's
+        # memory.
+        # From 640 MiB on, the threads have room, also on a machine with 64 processors.
         refusals = 0
         for size in (40, 64, 80, 160, 329, 398, 640, 1200, 8192):
             for command in (["status"], ["hold", "1GiB"]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon for tests, and programs in processes of their own. The environment is set by CMakeLists.txt."""
+"""A daemon for tests, and programs in processes of their own. CMakeLists.txt sets the environment."""
 import json
 import os
 import shutil
@@ -15,11 +15,11 @@ LIBRARY = os.environ["VRAMBROKER_TEST_LIBRARY"]
 PYTHON_DIR = os.environ["VRAMBROKER_PYTHON_DIR"]
 STANDINS = os.environ["VRAMBROKER_STANDINS"]
 HERE = os.path.dirname(os.path.abspath(__file__))
-PATIENCE = 600  # seconds; nothing takes so long, however slow the machine
+PATIENCE = 600  # seconds; no step takes so long, however slow the machine
 
 
 class Daemon:
-    """vrambrokerd, with its sockets in a folder of its own."""
+    """Runs vrambrokerd, with its sockets in a folder of its own."""
 
     def __init__(self, device="host", config="", **environment):
         self.dir = tempfile.mkdtemp(prefix="vrambroker-python-")
@@ -38,8 +38,8 @@ class Daemon:
         log = ""
         for line in self.process.stderr:
             log += line
-            if "daemon ready" in line:  # the last thing that it says before it serves
-                self._reader = threading.Thread(target=self.process.stderr.read, daemon=True)  # a full pipe would hold it up
+            if "daemon ready" in line:  # the daemon's last log line before it serves
+                self._reader = threading.Thread(target=self.process.stderr.read, daemon=True)  # a full pipe blocks
                 self._reader.start()
                 return
         raise AssertionError("the daemon does not serve; its log:\n" + log)
@@ -67,7 +67,7 @@ def _program(code, daemon, environment):
 
 
 def run(code, daemon=None, **environment):
-    """Runs a program in a new process, and returns what it printed. It must end with 0."""
+    """Runs a program in a new process, and returns its output. The program must end with 0."""
     command, variables = _program(code, daemon, environment)
     result = subprocess.run(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             stdin=subprocess.DEVNULL, text=True, timeout=PATIENCE, check=False)
@@ -77,7 +77,7 @@ def run(code, daemon=None, **environment):
 
 
 class Program:
-    """A program in a process of its own that does what it is told: each line is evaluated, or executed, in the globals of
+    """A program in a process of its own that evaluates, or executes, each line from the test in the globals of
     `code`."""
 
     LOOP = """
@@ -129,7 +129,7 @@ for _line in sys.stdin:
 
 
 class ToldError(Exception):
-    """What a Program was told raised this. str() is its type and text."""
+    """A Program's line raised this error. str() gives the error's type and text."""
 
     def __init__(self, text, trace):
         super().__init__(text)
@@ -145,7 +145,7 @@ def wait_for(condition):
 
 
 class DaemonTest(unittest.TestCase):
-    """Each test has a daemon of its own."""
+    """Gives each test a daemon of its own."""
 
     CONFIG = ""
 
@@ -159,7 +159,7 @@ class DaemonTest(unittest.TestCase):
         return program
 
     def vramctl(self, *arguments):
-        """What it answers as JSON."""
+        """Returns vramctl's answer, from JSON."""
         result = subprocess.run([os.environ["VRAMCTL"], "--socket-dir", self.daemon.dir, "--format=json", *arguments],
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
         if result.returncode != 0:
@@ -167,12 +167,12 @@ class DaemonTest(unittest.TestCase):
         return json.loads(result.stdout)
 
     def session(self, name):
-        """Its figures on the first device."""
+        """Returns the session's figures on the first device."""
         for session in self.vramctl("sessions")["sessions"]:
             if session["name"] == name:
                 return session["devices"][0]
         raise AssertionError("no session " + name)
 
     def run_with_daemon(self, *code, **environment):
-        """Parts of a program, each indented in a way of its own."""
+        """Runs a program made of parts, each with an indentation of its own."""
         return run("".join(textwrap.dedent(part) for part in code), self.daemon, **environment)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What PyTorch's cache holds idle goes to who needs it: several processes with the standins of standin_torch.py on one
-daemon, with 256 MiB."""
+"""Idle memory of PyTorch's cache goes to a process that needs memory: several processes with the standins of
+standin_torch.py on a daemon with 256 MiB."""
 import os
 import signal
 import unittest
@@ -47,7 +47,7 @@ MIB = 1 << 20
 
 
 class TrainersTest(support.DaemonTest):
-    # A busy machine takes long to answer.
+    # A busy machine answers late.
     CONFIG = "client_timeout: '20s' reclaim_timeout: '20s'"
 
     def trainer(self, name, code="", **options):
@@ -57,7 +57,9 @@ class TrainersTest(support.DaemonTest):
         return program
 
     def figures(self, session):
-        """Reserved, allocated and idle bytes of one moment: what it reported while it held more may come after a first look."""
+        """Returns reserved, allocated and idle bytes of the same moment. A first look may still find an older report of
+        a time
+        when the session held more."""
         figures = self.session(session)
         return figures["reserved_bytes"], figures["allocated_bytes"], figures["idle_bytes"]
 
@@ -68,15 +70,15 @@ class IdleTest(TrainersTest):
         first.tell("take(20, 8)")
         first.tell("drop()")
         support.wait_for(lambda: self.figures("first") == (160 * MIB, 0, 160 * MIB))
-        second.tell("take(20, 8)")  # 60 % of the device, as the first has; no wait
+        second.tell("take(20, 8)")  # 60 % of the device, like the first session's share; no wait
         second.tell("fill()")
-        # The second may have it before the first has finished its answer.
+        # The second session may have its memory before the first session finishes its answer.
         support.wait_for(lambda: first.tell("given()")["asked"] >= 1)
         given = first.tell("given()")
         self.assertGreaterEqual(given["given_bytes"], 64 * MIB)
         self.assertEqual((given["refused"], given["why"]), (0, ""))
         self.assertIn("gives memory back: ", first.tell("str(status())"))
-        # It goes on, and leases anew.
+        # The first session goes on, and leases anew.
         second.tell("drop()")
         first.tell("take(20, 8)")
         first.tell("fill()")
@@ -111,7 +113,7 @@ class IdleTest(TrainersTest):
         self.assertIn("a CUDA graph is being captured", given["why"])
         self.assertIn("a CUDA graph is being captured", first.tell("str(status())"))
         self.assertEqual(first.tell("native.emptied_in_capture"), 0)
-        # PyTorch calls cudaMalloc() once only meanwhile: others are asked at once.
+        # PyTorch calls cudaMalloc() only once during a capture: the daemon asks other sessions at once.
         second.tell("take(20, 4)")
         second.tell("drop()")
         before = first.tell("native.mallocs")
@@ -132,7 +134,7 @@ class IdleTest(TrainersTest):
             first.tell("graph.capture_end()")
         self.assertEqual(self.vramctl("trim", "first")["released_bytes"], 0)
         self.assertIn("a capture of a CUDA graph has failed", first.tell("given()")["why"])
-        # PyTorch does not ask twice any more, and others are asked all the same.
+        # PyTorch does not ask twice any more; the daemon asks other sessions all the same.
         second.tell("take(20, 8)")
         second.tell("drop()")
         first.tell("take(40)")
@@ -143,7 +145,7 @@ class IdleTest(TrainersTest):
         second.tell("drop()")
         first.tell("pool = torch.cuda.MemPool()")
         first.tell("torch._C._cuda_beginAllocateToPool(0, pool.id)")
-        first.tell("take(120)")  # asked for once only, and the other one's idle memory serves it
+        first.tell("take(120)")  # PyTorch asks only once; the other session's idle memory serves the request
         first.tell("torch._C._cuda_endAllocateToPool(0, pool.id)")
         first.tell("drop()")
 
@@ -152,7 +154,7 @@ class IdleTest(TrainersTest):
         first.tell("take(20, 8)")
         first.tell("drop()")
         os.kill(self.daemon.process.pid, signal.SIGSTOP)
-        first.tell("torch.cuda.empty_cache()")  # 8 segments, each with a call of 30 s
+        first.tell("torch.cuda.empty_cache()")  # 8 segments; each call to the daemon may take 30 s
         self.assertEqual(first.tell("native.reserved()"), 0)
         os.kill(self.daemon.process.pid, signal.SIGCONT)
         support.wait_for(lambda: self.session("first")["reserved_bytes"] == 0)
@@ -197,7 +199,7 @@ class IdleTest(TrainersTest):
     def test_the_peak_is_pytorchs(self):
         first = self.trainer("first")
         first.tell("take(20, 3)")
-        first.tell("drop()")  # PyTorch alone has seen the most
+        first.tell("drop()")  # only PyTorch has seen the peak
         first.tell("take(20)")
         support.wait_for(lambda: self.figures("first") == (60 * MIB, 20 * MIB, 40 * MIB))
         stats = "vrambroker.torch._active.client.memory_stats()"
@@ -205,7 +207,7 @@ class IdleTest(TrainersTest):
         support.wait_for(lambda: self.figures("first") == (20 * MIB, 20 * MIB, 0))
         self.assertEqual(first.tell(stats)["allocated_bytes.all.peak"], 60 * MIB)
         first.tell("drop()")
-        # A cache that is larger than what is in use at a time.
+        # The second session's cache is larger than its bytes in use at any time.
         second = self.trainer("second")
         second.tell("take(20, 2)")
         second.tell("drop()")
@@ -237,7 +239,7 @@ class IdleTest(TrainersTest):
         trainer.tell("take(20, 7)")
         trainer.tell("drop()")
         trainer.tell("take(60)")
-        self.assertEqual(trainer.tell("native.mallocs"), 9)  # the last request's first call was refused
+        self.assertEqual(trainer.tell("native.mallocs"), 9)  # the daemon refused the last request's first call
 
     def test_others_free_while_one_waits(self):
         other = self.trainer("other")
@@ -246,7 +248,7 @@ class IdleTest(TrainersTest):
         trainer.tell("take(20, 7)")
         trainer.tell("start('request', lambda: native.alloc(60 * MiB))")
         support.wait_for(lambda: trainer.tell("vrambroker.load().lib.vrambroker_torch_calls_under_way()") == 1)
-        # PyTorch's allocator is not locked meanwhile, and what it frees serves the request.
+        # PyTorch's allocator stays unlocked during the request, and its freed memory serves the request.
         trainer.tell("[native.free(held.pop()) for _ in range(2)]")
         trainer.tell("torch.cuda.memory_stats()")
         self.assertEqual(trainer.tell("in_thread['request']"), "")
@@ -303,7 +305,8 @@ class ImpatientTest(TrainersTest):
     CONFIG = "client_timeout: '2s' reclaim_timeout: '500ms'"
 
     def trimmed(self, name):
-        """What a trim takes back. An answer that came too late for the daemon, as on a busy machine, is asked for again."""
+        """Returns the bytes that a trim takes back. Trims again if the answer came too late for the daemon on a busy
+        machine."""
         released = []
 
         def answers():
@@ -331,7 +334,7 @@ class ImpatientTest(TrainersTest):
 
 
 class SettingsTest(TrainersTest):
-    """Of PyTorch's allocator; and what PyTorch does past it."""
+    """Settings of PyTorch's allocator, and PyTorch's memory past the broker."""
 
     EXPAND = "torch.cuda.memory._set_allocator_settings('max_split_size_mb:64,expandable_segments:True')"
 
@@ -349,7 +352,7 @@ class SettingsTest(TrainersTest):
         first.tell("take(20)")
         self.assertEqual(self.session("first")["reserved_bytes"], 20 * MIB)
         self.assertEqual(first.tell("status().bypass_bytes"), 0)
-        # Settings are PyTorch's own again afterwards.
+        # disable() restores PyTorch's own settings.
         first.tell("vrambroker.torch.disable()")
         self.assertEqual(first.tell("native.settings['release_lock_on_cudamalloc']"), "False")
         self.assertEqual(first.tell("native.settings['max_split_size_mb']"), "64")
@@ -384,12 +387,12 @@ class SettingsTest(TrainersTest):
         first.tell("noticed = []")
         first.tell("warnings.simplefilter('always')")
         self.assertEqual(first.tell("(status().outside_bytes, status().bypass_bytes)"), [4 * MIB, 0])
-        # As while the broker counts a segment that PyTorch does not yet.
+        # Simulates a moment when the broker counts a segment that PyTorch does not count yet.
         first.tell("vrambroker.torch._active.giver._compare(0, MiB)")
         self.assertEqual(first.tell("(status().outside_bytes, status().bypass_bytes)"), [4 * MIB, 0])
-        first.tell("native.set('expandable_segments:True')")  # in a way that nobody sees
+        first.tell("native.set('expandable_segments:True')")  # the package does not see this change
         first.tell("take(20)")
-        support.wait_for(lambda: first.tell("noticed"))  # by itself
+        support.wait_for(lambda: first.tell("noticed"))  # the giver's thread notices by itself
         self.assertIn("20.00 MiB that PyTorch has on CUDA device 0 did not come from the broker", first.tell("noticed[0]"))
         self.assertIn("expandable_segments was switched on", first.tell("noticed[0]"))
         self.assertEqual(first.tell("status().bypass_bytes"), 20 * MIB)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""vrambroker.torch over standins for PyTorch (standin_torch.py) and a real daemon on the host device. That real PyTorch
-behaves as its standins is shown by tests/gpu/torch_training.py only."""
+"""vrambroker.torch over standins for PyTorch (standin_torch.py) and a real daemon on the host device. Only
+tests/gpu/torch_training.py shows that real PyTorch behaves like its standins."""
 import os
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ import unittest
 
 import support
 
-# `standins` is one of the folders of CMakeLists.txt. The daemon here has host memory, which enable() refuses.
+# `standins` names a folder of CMakeLists.txt. The daemon here has host memory, which enable() refuses.
 PRELUDE = """
 import copy, ctypes, gc, json, threading, warnings
 import standin_torch
@@ -558,7 +558,7 @@ class TorchTest(support.DaemonTest):
 
 @unittest.skipUnless("VRAMBROKER_MAKE_MACHINE" in os.environ, "built without CUDA")
 class GpuTest(unittest.TestCase):
-    """On the CUDA code path: two GPUs of the driver's substitute (tests/cuda_substitute)."""
+    """Tests the CUDA code path: two GPUs of the driver's substitute (tests/cuda_substitute)."""
 
     def setUp(self):
         self.machine = tempfile.mkdtemp(prefix="vrambroker-machine-")
@@ -635,8 +635,9 @@ class GpuTest(unittest.TestCase):
         """ % os.path.join(support.STANDINS, "bound", "libcudart.so"))
 
     def check_return(self, goes_back, before="", standins="bound", mode="segments"):
-        """A segment goes back to the daemon, or not, where the whole device cannot be waited for. `before`: what is done
-        before it is allocated."""
+        """Checks whether a segment goes back to the daemon although the wait for the whole device fails. `before`: code
+        to run
+        before the allocation."""
         self.run_on_gpus("""
             torch = start(%r, gpu=False)
             runtime = ctypes.CDLL(%r)
@@ -656,7 +657,7 @@ class GpuTest(unittest.TestCase):
         self.check_return(True)
 
     def test_a_segment_is_for_the_current_stream(self):
-        # There is none of this number: all devices would have to be waited for.
+        # No stream has this number: the return would have to wait for all devices.
         self.check_return(False, "torch.lib.standin_set_stream(ctypes.c_void_p(0xABC0))")
 
     def test_memory_of_a_graph_is_for_all_streams(self):

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PyTorch's own caching allocator, the real one, over segments of a real daemon with host memory. See run.sh.
+// Checks PyTorch's real caching allocator over segments of a real daemon with host memory. See run.sh.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>

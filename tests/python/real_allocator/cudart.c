@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * In place of libcudart.so.12, for PyTorch's real libc10_cuda.so: one GPU of 8 GiB, whose memory is ordinary memory.
- * What the caching allocator only has to have succeed, succeeds.
+ * Stands in for libcudart.so.12, for PyTorch's real libc10_cuda.so: a GPU of 8 GiB whose memory is ordinary memory.
+ * Calls whose effect the caching allocator does not need only return success.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * In place of libcudart.so.12 (CUDA 12, x86-64), for the whole of PyTorch: one GPU of compute capability 8.0 whose
- * memory is ordinary memory, zero at first. Copies copy; kernels do nothing. All is done at once, streams only have
- * names. Real: out of memory, IPC handles (of cudaMalloc()'s own memory only), what a stream capture forbids, and that
- * the runtime is of no use in a forked child once the parent has used it.
+ * Stands in for libcudart.so.12 (CUDA 12, x86-64), for the whole of PyTorch. The GPU has compute capability 8.0, and
+ * its memory is ordinary memory, zero at first. Copies copy; kernels do nothing. Each call does its work at once;
+ * streams only have names. Real behaviour: out of memory, IPC handles (for cudaMalloc()'s own memory only), calls
+ * forbidden during a stream capture, and a runtime that fails in a forked child once the parent has used it.
  *
- * Environment, read at the first call; each is an `int standin_...` as well, which a program may change at any time:
+ * Environment variables, read at the first call. Each variable is an `int standin_...` as well, and a program may
+ * change the integer at any time:
  *   STANDIN_CAPACITY_MIB  the GPU's memory (8192)
- *   STANDIN_MALLOC_MS     how long a cudaMalloc() takes (0)
- *   STANDIN_FREE_MS       how long a cudaFree() takes (0)
- *   STANDIN_IPC_ERROR     what cudaIpcGetMemHandle() fails with (0: it succeeds)
- *   STANDIN_LOG           a file to append to: a line for each cudaMalloc(), cudaFree(), begin and end of a capture
+ *   STANDIN_MALLOC_MS     time of a cudaMalloc() (0)
+ *   STANDIN_FREE_MS       time of a cudaFree() (0)
+ *   STANDIN_IPC_ERROR     error of cudaIpcGetMemHandle() (0: the call succeeds)
+ *   STANDIN_LOG           a file; each cudaMalloc(), cudaFree(), begin and end of a capture appends a line
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -39,14 +40,14 @@ int standin_capacity_mib = 8192;
 int standin_malloc_ms;
 int standin_free_ms;
 int standin_ipc_error;
-int standin_mallocs_; /* counted */
+int standin_mallocs_; /* counter */
 int standin_frees_;
 int standin_launches;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static int log_file = -1;
-static int used;   /* by this process or the one that it was forked from */
-static int forked; /* after use */
+static int used;   /* by this process or the parent that forked it */
+static int forked; /* after the parent's use */
 static __thread int last_error;
 
 int standin_mallocs(void) {
@@ -90,7 +91,7 @@ static int result(int code) {
   if (code != kSuccess) last_error = code;
   return code;
 }
-/* Of the calls that need a context. */
+/* Marks the runtime as used; fails in a forked child. Calls that need a context call use(). */
 static int use(void) {
   if (forked) return kInitializationError;
   used = 1;
@@ -160,7 +161,7 @@ int cudaRuntimeGetVersion(int* version) {
   return kSuccess;
 }
 
-/* As CUDA 12 has it, up to what PyTorch reads. */
+/* Layout of CUDA 12, up to the last field that PyTorch reads. */
 struct cudaDeviceProp {
   char name[256];
   char uuid[16];
@@ -186,7 +187,7 @@ struct cudaDeviceProp {
   int integrated;
   int canMapHostMemory;
   int computeMode;
-  int textures[40]; /* the sizes of textures and surfaces */
+  int textures[40]; /* sizes of textures and surfaces */
   size_t surfaceAlignment;
   int concurrentKernels;
   int ECCEnabled;
@@ -279,7 +280,7 @@ enum { kModeGlobal = 0, kModeThreadLocal = 1, kModeRelaxed = 2 };
 enum { kNotCapturing = 0, kCapturing = 1, kInvalidated = 2 };
 
 struct stream {
-  struct stream* next; /* guarded by `mutex`, as is all of it */
+  struct stream* next; /* `mutex` guards all fields */
   int priority;
   int status;
   int mode;
@@ -290,7 +291,7 @@ static struct stream* streams;
 static unsigned long long captures;
 static __thread int thread_mode = kModeGlobal;
 
-/* A call that a capture forbids: it fails, and the capture that is in its way is lost. */
+/* Fails a call that a capture forbids; the call invalidates the capture. */
 static int forbidden_by_capture(const char* what) {
   int code = kSuccess;
   pthread_mutex_lock(&mutex);
@@ -466,15 +467,15 @@ int cudaIpcGetEventHandle(void* handle, struct event* event) {
 enum { kUnregistered = 0, kHost = 1, kDevice = 2 };
 
 struct block {
-  struct block* next; /* guarded by `mutex` */
+  struct block* next; /* `mutex` guards the list */
   char* begin;
   size_t bytes;
   int kind;
-  int file;   /* of device memory; -1: not ours to hand out */
+  int file;   /* file of device memory; -1: memory without an IPC handle */
   int mapped; /* by cudaIpcOpenMemHandle() */
 };
 static struct block* blocks;
-static size_t taken; /* of the GPU's memory */
+static size_t taken; /* bytes of the GPU's memory */
 
 static void add(void* begin, size_t bytes, int kind, int file, int mapped) {
   struct block* const block = malloc(sizeof *block);
@@ -483,7 +484,7 @@ static void add(void* begin, size_t bytes, int kind, int file, int mapped) {
   blocks = block;
   pthread_mutex_unlock(&mutex);
 }
-/* Found and taken out, or one of `bytes` 0. */
+/* Removes the block from the list and returns it; `bytes` is 0 if the list has no such block. */
 static struct block take_out(const void* begin, int kind) {
   struct block found = {0};
   pthread_mutex_lock(&mutex);
@@ -642,7 +643,7 @@ int cudaMemPoolGetAttribute(void* pool, int attribute, void* value) {
   return kSuccess;
 }
 
-/* A handle is the process and the file, which the other process opens. */
+/* A handle names the process and the file; the importing process opens the file. */
 struct handle {
   long magic, process, file;
   size_t bytes;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Of NVIDIA's other libraries: the functions that have to do more than to return 0 for PyTorch to go on. run.sh
- * compiles this once for each library, with the macro of its name, and adds the other functions, which return 0
- * (success).
+ * Stand-in functions of NVIDIA's other libraries. PyTorch needs more from these functions than a return value of 0.
+ * run.sh compiles this file once for each library, with the macro of the library's name, and adds the remaining
+ * functions, each returning 0 (success).
  */
 #include <stddef.h>
 
 #if defined(libcublasLt)
-/* One algorithm is found. */
+/* Finds exactly 1 algorithm. */
 int cublasLtMatmulAlgoGetHeuristic(void* handle, void* operation, void* a, void* b, void* c, void* d, void* preference,
                                    int asked, void* results, int* found) {
   (void)handle, (void)operation, (void)a, (void)b, (void)c, (void)d, (void)preference, (void)asked, (void)results;

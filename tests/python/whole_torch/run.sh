@@ -1,18 +1,23 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The whole of PyTorch 2.6 of Debian 13, the CUDA build, without a GPU: over a stand-in CUDA runtime (cudart.c, which
-# says what its environment variables do) and stand-ins of NVIDIA's other libraries (libraries.c). Kernels do nothing.
-# By hand, as root: it takes 560 MB of Debian 13's packages, 2 GB of disk and a root directory of its own; x86-64.
+# Runs the whole of PyTorch 2.6 of Debian 13, the CUDA build, without a GPU: over a stand-in CUDA runtime (cudart.c,
+# whose
+# comment explains its environment variables) and stand-ins of NVIDIA's other libraries (libraries.c). Kernels do
+# nothing.
+# Root runs the script by hand: the script needs 560 MB of Debian 13's packages, 2 GB of disk, a root directory of its
+# own
+# and x86-64.
 #
 # Usage: run.sh BUILD_DIR PACKAGES PROGRAM [ARGUMENT...]
-#   BUILD_DIR  of vrambroker: a daemon with host memory ($CAPACITY, default 1GiB) is started, and PROGRAM finds it and the
-#              package `vrambroker` by its environment. With - there is no broker.
-#   PACKAGES   a folder with the .deb files of Debian 13; `run.sh - PACKAGES download` fills it by apt-get
-#   PROGRAM    in Python, a path or the name of one beside this script. It runs with its folder at /program, and that of
-#              vrambroker's source at /repository
+#   BUILD_DIR  build folder of vrambroker. The script starts a daemon with host memory ($CAPACITY, default 1GiB).
+#   PROGRAM's
+#              environment leads to the daemon and the package `vrambroker`. With - no broker runs.
+#   PACKAGES   a folder with the .deb files of Debian 13; `run.sh - PACKAGES download` fills the folder by apt-get
+#   PROGRAM    in Python, a path or a name beside this script. PROGRAM runs with its folder at /program, and with
+#              vrambroker's source folder at /repository
 #
-# $ROOT: a folder for the unpacked packages, which is kept for the next run; default: a new one that is removed.
+# $ROOT: a folder for the unpacked packages, kept for the next run; default: a new folder, removed at the end.
 set -euo pipefail
 [ $# -ge 3 ] || { sed -n '/^# Usage/,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
@@ -21,7 +26,7 @@ packages=$2
 program=$3
 shift 3
 
-# ---- Packages: python3-torch-cuda and what it needs, without NVIDIA's libraries ----
+# ---- Packages: python3-torch-cuda and its dependencies, without NVIDIA's libraries ----
 
 stood_in="libcuda1 libcudart12 libcublas12 libcublaslt12 libcufft11 libcurand10 libcusolver11 libcusparse12 libnccl2 \
 libnvrtc12 libnvtoolsext1 nvidia-cudnn"
@@ -32,10 +37,10 @@ if [ "$program" = download ]; then
   apt=$(mktemp -d)
   trap 'rm -rf "$apt"' EXIT
   mkdir -p "$apt"/{state,lists/partial,archives/partial}
-  # From where this system's packages come.
+  # Uses the mirror of this system's packages.
   mirror=${MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | awk '/debian/ && !n++')}
   echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror trixie main contrib" > "$apt/sources"
-  for package in $stood_in $not_needed; do # apt takes them for installed
+  for package in $stood_in $not_needed; do # apt takes these packages for installed
     printf 'Package: %s\nStatus: install ok installed\nMaintainer: -\nArchitecture: amd64\nVersion: 999\nMulti-Arch: foreign\nDescription: -\n\n' \
       "$package"
   done > "$apt/status"
@@ -74,13 +79,14 @@ if [ ! -e "$root/unpacked" ]; then
 fi
 libraries=$root/usr/lib/x86_64-linux-gnu
 
-# ---- The stand-ins: what PyTorch's libraries import of each, under the version that they ask for ----
+# ---- The stand-ins: each library's symbols that PyTorch's libraries import, under the version that PyTorch asks for
+# ----
 
 standin=$root/opt/standin
 rm -rf "$standin" && mkdir -p "$standin"
 nm -D --undefined-only "$libraries"/lib{torch,c10,caffe2,tensorpipe}*.so.* "$root"/usr/lib/libgloo_cuda.so.* |
   awk '/^ / { print $NF }' | sort -u > "$work/imports"
-# Library, the source, and how its functions begin where they have no version.
+# Columns: library, source, and the prefix of the library's functions where the functions have no version.
 while read -r library source prefix; do
   name=${library%%.*}
   sed -n "s/@$library\$//p; ${prefix:+/^${prefix}[^@]*\$/p}" "$work/imports" | sort -u > "$work/names"
@@ -89,7 +95,7 @@ while read -r library source prefix; do
   comm -23 "$work/names" "$work/have" | sed 's/.*/int &(void) { return 0; }/' > "$work/$name.rest.c"
   if [ -z "$prefix" ]; then echo "$library { global: *; };"; else echo '{ global: *; };'; fi > "$work/map"
   cc -shared -fPIC -w -o "$standin/$library" "$work/$name.o" "$work/$name.rest.c" \
-    "-Wl,-soname,$library,-z,nodelete,--version-script=$work/map" # as the real driver, which the runtime keeps loaded
+    "-Wl,-soname,$library,-z,nodelete,--version-script=$work/map" # nodelete: the real driver stays loaded, too
 done << END
 libcudart.so.12 cudart.c
 libcublas.so.12 libraries.c
@@ -105,7 +111,7 @@ libnccl.so.2 libraries.c nccl
 libcuda.so.1 libraries.c cu[A-Z]
 END
 
-# ---- The daemon, and its library with what it needs of this system and Debian 13 does not have ----
+# ---- The daemon, and the C library with the system libraries that Debian 13 lacks ----
 
 environment=(PATH=/usr/bin HOME=/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
   LD_LIBRARY_PATH=/opt/standin:/opt/vrambroker:/usr/lib/x86_64-linux-gnu/blas:/usr/lib/x86_64-linux-gnu/lapack)
@@ -130,7 +136,7 @@ fi
 
 mkdir -p "$root"/{program,repository,proc,dev,tmp}
 status=0
-# shellcheck disable=SC2016 # the inner shell's own
+# shellcheck disable=SC2016 # the inner shell expands these variables
 unshare --mount bash -c '
   root=$1 program=$2 repository=$3; shift 3
   mount --rbind /proc "$root/proc" && mount --rbind /dev "$root/dev" &&

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real PyTorch on memory of the broker, without a GPU: run.sh BUILD_DIR PACKAGES trainers.py. Prints a line for each check.
+"""Real PyTorch on memory of the broker, without a GPU: run.sh BUILD_DIR PACKAGES trainers.py. Prints a line for each
+check.
 
-One process caches 60 % of the device and is idle when another one asks for 60 %. What kernels compute is not looked at: they
-do nothing here."""
+A process caches 60 % of the device and is idle when another process asks for 60 %. The checks ignore the results of
+kernels:
+kernels do nothing here."""
 import sys
 import threading
 import time
@@ -13,7 +15,7 @@ import torch.multiprocessing
 import vrambroker.torch
 
 MIB = 1 << 20
-LARGE = 600 * MIB  # of 1 GiB
+LARGE = 600 * MIB  # 60 % of 1 GiB
 
 
 def check(condition, text):
@@ -32,7 +34,7 @@ def take(size):
 
 
 def cached_and_idle():
-    """60 % of the device in PyTorch's cache, and reported as idle."""
+    """Fills PyTorch's cache with 60 % of the device, and waits until PyTorch reports the cache as idle."""
     parts = [take(LARGE // 2) for _ in range(2)]
     del parts
     while vrambroker.torch.status().given_back.idle_bytes < LARGE:
@@ -48,7 +50,8 @@ def reason_of(call):
 
 
 def other(asked, answers):
-    """Takes as much as it is asked for, and gives it back; the last one at its end."""
+    """Takes each size from the queue, after giving the memory before back; the last memory goes back at the process's
+    end."""
     enable(name="second")
     take(MIB)
     torch.cuda.empty_cache()
@@ -63,7 +66,7 @@ def other(asked, answers):
 
 
 def train():
-    """A step of an optimizer, with workers that load data."""
+    """Trains some steps of an optimizer, with workers that load data."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     data = torch.utils.data.TensorDataset(torch.zeros(64, 64), torch.zeros(64, dtype=torch.long))
@@ -103,7 +106,7 @@ def main():
     reason, took = second_asks()
     check(not reason, "the other process has 60 %% of the device, after %.1f ms; PyTorch's own empty_cache() takes %.1f ms" % (
         1000 * took, 1000 * own))
-    # The other one may have its memory before this one has finished its answer.
+    # The other process may have its memory before the first process finishes its answer.
     while (given := vrambroker.torch.status().given_back).asked == 0:
         time.sleep(0.01)
     check(given.given_bytes >= LARGE - 424 * MIB and not given.refused, "given back: %s" % (given,))
@@ -121,7 +124,7 @@ def main():
     check("a CUDA graph is being captured" in vrambroker.torch.status().given_back.why, "and status() says so")
     del graph
 
-    # With wait=60 a request that the process's own cache can serve is served at once.
+    # With wait=60 the broker serves a request at once if the process's own cache has the memory.
     cached_and_idle()
     began = time.monotonic()
     large = take(900 * MIB)
@@ -133,7 +136,7 @@ def main():
     waiting.start()
     while vrambroker.load().lib.vrambroker_torch_calls_under_way() == 0:
         time.sleep(0.01)
-    del large  # neither this nor statistics wait for the thread that waits, and it gets this memory
+    del large  # the free and the statistics do not wait for the waiting thread; the thread gets the freed memory
     torch.cuda.memory_stats()
     waiting.join()
     check(True, "frees go on while another thread waits, and serve it")
