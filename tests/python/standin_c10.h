@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Stands in for PyTorch's c10/util/Exception.h: the names, and the layout that another library sees. Only tests/gpu
-// uses
-// real PyTorch.
+// uses real PyTorch.
 #ifndef VRAMBROKER_TESTS_PYTHON_STANDIN_C10_H_
 #define VRAMBROKER_TESTS_PYTHON_STANDIN_C10_H_
 

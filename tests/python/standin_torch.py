@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands in for PyTorch: the functions and exceptions that vrambroker.torch uses, with as much behaviour as the package
 relies on. The standins follow PyTorch's sources; the tests prove how the package behaves towards such functions, and
-nothing
-about PyTorch. Only tests/gpu/torch_training.py uses real PyTorch, on a machine with a GPU."""
+nothing about PyTorch. Only tests/gpu/torch_training.py uses real PyTorch, on a machine with a GPU."""
 import ctypes
 import os
 import sys
@@ -18,8 +17,7 @@ class OutOfMemoryError(RuntimeError):
 
 class Native:
     """PyTorch's caching allocator, reduced to segments: each tensor is a segment; freed segments go to the cache. Like
-    PyTorch,
-    the allocator holds its lock also while it asks for a segment, unless release_lock_on_cudamalloc is set."""
+    PyTorch, the allocator holds its lock also while it asks for a segment, unless release_lock_on_cudamalloc is set."""
 
     def __init__(self, lib, settings=""):
         self.lib = lib

@@ -58,8 +58,7 @@ class TrainersTest(support.DaemonTest):
 
     def figures(self, session):
         """Returns reserved, allocated and idle bytes of the same moment. A first look may still find an older report of
-        a time
-        when the session held more."""
+        a time when the session held more."""
         figures = self.session(session)
         return figures["reserved_bytes"], figures["allocated_bytes"], figures["idle_bytes"]
 

@@ -636,8 +636,7 @@ class GpuTest(unittest.TestCase):
 
     def check_return(self, goes_back, before="", standins="bound", mode="segments"):
         """Checks whether a segment goes back to the daemon although the wait for the whole device fails. `before`: code
-        to run
-        before the allocation."""
+        to run before the allocation."""
         self.run_on_gpus("""
             torch = start(%r, gpu=False)
             runtime = ctypes.CDLL(%r)

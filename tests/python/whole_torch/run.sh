@@ -2,12 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs the whole of PyTorch 2.6 of Debian 13, the CUDA build, without a GPU: over a stand-in CUDA runtime (cudart.c,
-# whose
-# comment explains its environment variables) and stand-ins of NVIDIA's other libraries (libraries.c). Kernels do
-# nothing.
-# Root runs the script by hand: the script needs 560 MB of Debian 13's packages, 2 GB of disk, a root directory of its
-# own
-# and x86-64.
+# whose comment explains its environment variables) and stand-ins of NVIDIA's other libraries (libraries.c). Kernels do
+# nothing. Root runs the script by hand: the script needs 560 MB of Debian 13's packages, 2 GB of disk, a root directory
+# of its own and x86-64.
 #
 # Usage: run.sh BUILD_DIR PACKAGES PROGRAM [ARGUMENT...]
 #   BUILD_DIR  build folder of vrambroker. The script starts a daemon with host memory ($CAPACITY, default 1GiB).
@@ -79,8 +76,7 @@ if [ ! -e "$root/unpacked" ]; then
 fi
 libraries=$root/usr/lib/x86_64-linux-gnu
 
-# ---- The stand-ins: each library's symbols that PyTorch's libraries import, under the version that PyTorch asks for
-# ----
+# ---- The stand-ins: each library's symbols that PyTorch's libraries import, under the version that PyTorch needs ----
 
 standin=$root/opt/standin
 rm -rf "$standin" && mkdir -p "$standin"

@@ -3,8 +3,7 @@
 check.
 
 A process caches 60 % of the device and is idle when another process asks for 60 %. The checks ignore the results of
-kernels:
-kernels do nothing here."""
+kernels: kernels do nothing here."""
 import sys
 import threading
 import time
