@@ -5,7 +5,7 @@
 # runtime and a real daemon with host memory. The check shows the effect of vrambroker_torch_serve() on the real
 # library, and the texts of the library's errors. No GPU. Run the script by hand: it needs 500 MB of Debian 13's
 # packages, whose C library runs beside this system's, and x86-64.
-# Usage: run.sh BUILD_DIR PACKAGES, a folder with the .deb files of Debian 13 (apt-get download, in a release of Debian 13):
+# Usage: run.sh BUILD_DIR PACKAGES, a folder with the .deb files of Debian 13 (apt-get download, in Debian 13):
 #   libtorch-cuda-2.6 libtorch-cuda-dev libc6 libstdc++6 libgcc-s1 libnuma1 libcpuinfo0 zlib1g
 set -euo pipefail
 [ $# -eq 2 ] || { sed -n '/^# Usage/,/^set/{/^#/s/^# //p}' "$0" >&2; exit 2; }

@@ -8,8 +8,7 @@
 #
 # Usage: run.sh BUILD_DIR PACKAGES PROGRAM [ARGUMENT...]
 #   BUILD_DIR  build folder of vrambroker. The script starts a daemon with host memory ($CAPACITY, default 1GiB).
-#   PROGRAM's
-#              environment leads to the daemon and the package `vrambroker`. With - no broker runs.
+#              PROGRAM's environment leads to the daemon and the package `vrambroker`. With - no broker runs.
 #   PACKAGES   a folder with the .deb files of Debian 13; `run.sh - PACKAGES download` fills the folder by apt-get
 #   PROGRAM    in Python, a path or a name beside this script. PROGRAM runs with its folder at /program, and with
 #              vrambroker's source folder at /repository
