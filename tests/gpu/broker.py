@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon and clients of the checks' own. All of them end with the process."""
+"""A daemon and clients for the checks. The daemon and the clients end with the process."""
 import atexit
 import contextlib
 import json
@@ -17,20 +17,20 @@ from runner import die_with_parent
 
 MIB = 1 << 20
 GIB = 1 << 30
-# How many times as long as usual what must happen may take: run.py knows the machine.
+# Multiplies the usual time limits; run.py knows the machine's factor.
 PATIENCE = float(os.environ.get("VRAMBROKER_TEST_PATIENCE") or 1)
 
 
 class Failed(Exception):
-    """The check has failed; says why."""
+    """The check has failed; the text says why."""
 
 
 class NotRun(Exception):
-    """The check cannot be run here; says why."""
+    """The check cannot run here; the text says why."""
 
 
 class Refused(Exception):
-    """What a client was told to do ended in an error."""
+    """A client's command ended in an error."""
 
     def __init__(self, code, message):
         super().__init__(f"{code}: {message}")
@@ -56,7 +56,7 @@ def wait_for(condition, what, seconds=20):
 
 
 def start(command, environment):
-    """A program of a check's own, with pipes to it and from it. Ends with this process."""
+    """Starts a program for a check, with pipes to and from the program. The program ends with this process."""
     process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment(environment),
                                preexec_fn=_begin_client)
     _processes.append(process)
@@ -65,13 +65,13 @@ def start(command, environment):
 
 @atexit.register
 def end_all():
-    """Ends all daemons and clients that there are."""
+    """Ends all running daemons and clients."""
     for pid in _others:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for process in reversed(_processes):  # clients before their daemons
         if process.stdin is not None:
-            process.stdin.close()  # what waits at the end of `vramctl run` ends by itself
+            process.stdin.close()  # a program that waits at the end of `vramctl run` ends by itself
         stuck = runner.end(process)
         if stuck:
             print(stuck, flush=True)
@@ -81,41 +81,41 @@ def end_all():
         list_of.clear()
 
 
-client_uid = None  # as whom clients run; None: as the daemon does
+client_uid = None  # user of the clients; None: the daemon's user
 
 _processes = []
-_others = []  # what clients started
+_others = []  # processes started by clients
 _folders = []
 _daemons = []
 
 
 def print_logs():
-    """The end of what each daemon has logged: for finding out why a check failed."""
+    """Prints the end of each daemon's log, to find the reason of a failed check."""
     for daemon in _daemons:
         print(f"---- log of the daemon {daemon.process.pid}:\n{daemon.log()[-1500:]}", flush=True)
 
 
 def visible_gpus():
-    """The GPUs that the checks may use, as CUDA_VISIBLE_DEVICES names them. There may be fewer."""
+    """Returns the GPUs that the checks may use, by CUDA_VISIBLE_DEVICES' names. The machine may have fewer."""
     return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",") if name]
 
 
 def _environment(more):
-    # One GPU for all: what is checked is the first device of each daemon.
+    # All processes see the same GPU: a check looks at the first device of each daemon.
     return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:1]), **(more or {})}
 
 
 def _begin_client():
-    """In a new child process."""
+    """Prepares a new child process."""
     if client_uid is not None:
         os.setgroups([])
         os.setgid(client_uid)
         os.setuid(client_uid)
-    die_with_parent()  # last: the kernel clears it when a process changes its user
+    die_with_parent()  # last: the kernel clears the setting when a process changes its user
 
 
 class Programs:
-    """`folders`: where to look for programs by their names. `device`: "cuda", or "host" in a rehearsal."""
+    """`folders`: folders of the programs. `device`: "cuda", or "host" in a rehearsal."""
 
     def __init__(self, folders, device):
         self.folders = [pathlib.Path(f) for f in folders]
@@ -162,7 +162,7 @@ class Daemon:
         _end(self.process, "the daemon")
 
     def ctl(self, *arguments):
-        """What `vramctl ARGUMENTS --format=json` says; Failed when it is refused."""
+        """Returns the output of `vramctl ARGUMENTS --format=json`; raises Failed after a refusal."""
         try:
             done = subprocess.run([self.programs.find("vramctl"), *arguments, f"--socket_dir={self.folder}", "--format=json"],
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30 * PATIENCE, check=False)
@@ -176,7 +176,8 @@ class Daemon:
         return self.ctl("status")["devices"][0]
 
     def held(self):
-        """Bytes that sessions hold, or dead ones left: without what the daemon keeps for reuse."""
+        """Returns the bytes that sessions hold or dead sessions left, without the bytes that the daemon keeps for
+        reuse."""
         device = self.device()
         return device["reserved_bytes"] - device["idle_bytes"]
 
@@ -188,13 +189,13 @@ def _end(process, what):
 
 
 class Lines:
-    """What a program says, a line at a time."""
+    """Reads a program's output, a line at a time."""
 
     def __init__(self, process, name):
         self._process, self._name, self._unread = process, name, b""
 
     def ready(self, seconds=0):
-        """Whether next() would return at once."""
+        """Tells whether next() would return at once."""
         return b"\n" in self._unread or bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def next(self, seconds):
@@ -212,7 +213,8 @@ class Lines:
 
 
 class Client:
-    """A gpu_client. Its commands are methods: client.malloc(bytes=4096)["block"]. `under`: a program that runs it."""
+    """A gpu_client. Its commands are methods: client.malloc(bytes=4096)["block"]. `under`: a program that runs the
+    client."""
 
     def __init__(self, daemon, name, environment=None, under=(), **options):
         self.name = name
@@ -240,7 +242,7 @@ class Client:
         return self.receive()
 
     def send(self, command, **arguments):
-        if command != self._said:  # how far the check has come; once for a command that is repeated
+        if command != self._said:  # shows the check's progress; a repeated command appears once
             print(f"{self.name}: {command} {arguments}", flush=True)
             self._said = command
         try:
@@ -249,7 +251,7 @@ class Client:
             raise Failed(f"client {self.name} has ended: exit code {self.process.wait()}") from None
 
     def answered(self, seconds=0):
-        """Whether receive() would return at once."""
+        """Tells whether receive() would return at once."""
         return self._lines.ready(seconds)
 
     def receive(self, seconds=20):
@@ -261,7 +263,7 @@ class Client:
         raise Refused(answer["code"], answer["message"])
 
     def refusal(self, command, **arguments):
-        """The error that the command must end in."""
+        """Returns the error that the command must end in."""
         try:
             self.call(command, **arguments)
         except Refused as refused:
@@ -269,11 +271,11 @@ class Client:
         raise Failed(f"client {self.name}: {command} {arguments} was not refused")
 
     def kill(self):
-        """Returns when it has gone."""
+        """Kills the client, and returns when the process has ended."""
         _end(self.process, f"client {self.name}")
 
     def fork(self):
-        """The pid of a child of it that does nothing, and outlives it."""
+        """Forks an idle child of the client that outlives the client, and returns the child's pid."""
         pid = self.fork_child()["pid"]
         _others.append(pid)
         return pid

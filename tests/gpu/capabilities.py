@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine lets programs do, asked before anything else: of the kernel, and of the driver, each call by itself.
+"""Asks what this machine lets programs do, before any check: the kernel's calls and the driver's calls, each call by
+itself.
 
-GPU machines may be sandboxes, whose kernel and driver know only a part of the calls. Needs nothing built. Each answer comes
-from a process apart, so one that hangs or dies costs that answer only.
+GPU machines may be sandboxes, whose kernel and driver know only a part of the calls. The questions need no build. Each
+answer comes from a process apart, so a process that hangs or dies costs only its own answer.
 """
 import array
 import contextlib
@@ -25,12 +26,12 @@ import time
 import runner
 
 _libc = ctypes.CDLL(None, use_errno=True)
-SIZE = 4 << 20  # of what processes share here, in bytes
+SIZE = 4 << 20  # bytes of the memory that processes share here
 PATTERN = 0xC0FFEE11
 
 
 class No(Exception):
-    """The machine does not allow it; says why."""
+    """The machine does not allow the call; the text says why."""
 
 
 def _checked(result, call):
@@ -41,13 +42,14 @@ def _checked(result, call):
 
 
 def _text_of(error):
-    """ENOSYS (38): pidfd_open: Function not implemented"""
+    """Formats an error: ENOSYS (38): pidfd_open: Function not implemented"""
     return f"{errno.errorcode.get(error.errno, 'error')} ({error.errno}): {error.strerror}"
 
 
 @contextlib.contextmanager
 def _child(work):
-    """A process that does `work(told)`, where `told` is a socket whose other end is the second thing given. It ends here."""
+    """Starts a child that does `work(told)`, and yields the child's pid and the other end of the socket `told`. The
+    child ends with the `with` block."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -55,7 +57,7 @@ def _child(work):
             here.close()
             runner.die_with_parent()
             work(there)
-            there.recv(1)  # until the other end is closed
+            there.recv(1)  # the child waits until the parent closes its end
         finally:
             os._exit(0)
     there.close()
@@ -77,7 +79,7 @@ def kernel():
     version = " ".join((platform.release(), platform.version()))
     buffer = ctypes.create_string_buffer(1 << 16)
     said = _libc.klogctl(3, buffer, len(buffer))  # SYSLOG_ACTION_READ_ALL
-    # gVisor gives out that it is a Linux of 2016.
+    # gVisor claims to be a Linux of 2016.
     sandbox = (said > 0 and b"gVisor" in buffer.raw[:said]) or version.startswith("4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016")
     return f"{'gVisor, which says: ' if sandbox else ''}{platform.system()} {version}"
 
@@ -108,7 +110,7 @@ def pidfd_poll():
 
 
 def _connected(what):
-    """What `what(connection)` finds out about a connection that another process made; and that process."""
+    """Returns the result of `what(connection)` for a connection from another process, and that process."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(folder + "/s")
         listening.listen()
@@ -140,7 +142,7 @@ def so_peerpidfd():
 
 
 def _memory_file(name):
-    # Python 3.8 has it; C libraries of sandboxes, too.
+    # Python 3.8 has memfd_create(); the C libraries of sandboxes have the call, too.
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, mmap.PAGESIZE)
     return fd
@@ -179,7 +181,7 @@ def scm_rights():
 def memfd_seals():
     fd = _memory_file("vrambroker-sealed")
     try:
-        fcntl.fcntl(fd, 1033, 2 | 4 | 1)  # F_ADD_SEALS: SHRINK, GROW, SEAL; names from Python 3.9 on
+        fcntl.fcntl(fd, 1033, 2 | 4 | 1)  # F_ADD_SEALS: SHRINK, GROW, SEAL; Python has the names from 3.9 on
         for size in (0, 2 * mmap.PAGESIZE):
             try:
                 os.ftruncate(fd, size)
@@ -192,7 +194,7 @@ def memfd_seals():
 
 
 def proc_fd():
-    """Of a child: whether a program may look into others is a matter of its rights as well."""
+    """Looks into a child: a program's view into another process also depends on the program's rights."""
     def hold(told):
         fd = _memory_file("vrambroker-held")
         _send(told, {"fd": fd, "inode": os.fstat(fd).st_ino})
@@ -228,7 +230,7 @@ def pdeathsig():
     raise No("a child lives on 60 s after its parent's SIGKILL")
 
 
-# ---- The driver: one process that shares memory, and one that opens it ----
+# ---- The driver: a process that shares memory, and a process that opens the memory ----
 
 
 class _IpcHandle(ctypes.Structure):
@@ -252,7 +254,7 @@ _POSIX_FD, _DEVICE, _PINNED, _READ_WRITE = 1, 1, 1, 3
 
 
 class Driver:
-    """libcuda, with a context on the first GPU that this process sees."""
+    """Wraps libcuda, with a context on the first GPU that this process sees."""
 
     def __init__(self):
         try:
@@ -288,7 +290,7 @@ class Driver:
             raise No("the memory can be opened, but holds something else")
 
     def map(self, allocation):
-        """The address of memory that has none yet."""
+        """Maps an allocation, and returns its address."""
         address, size = ctypes.c_ulonglong(), ctypes.c_size_t(SIZE)
         self("cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(0), ctypes.c_ulonglong(0),
              ctypes.c_ulonglong(0))
@@ -297,7 +299,7 @@ class Driver:
         self("cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1))
         return address
 
-    # ---- What the opener does ----
+    # ---- Calls of the opening process ----
 
     def open_ipc(self, message, _):
         handle = _IpcHandle.from_buffer_copy(bytes.fromhex(message["handle"]))
@@ -315,7 +317,7 @@ class Driver:
 
 
 def _open_shared(fd):
-    """The other process."""
+    """Runs the other process, which opens the shared memory."""
     told = socket.socket(fileno=fd)
     driver = None
     while True:
@@ -331,7 +333,7 @@ def _open_shared(fd):
 
 
 class _Cuda:
-    """This process's context and the other process; both are started once, by whatever question comes first."""
+    """Holds this process's context and the other process; the first question starts both."""
 
     def __init__(self):
         self._start_other()
@@ -350,7 +352,7 @@ class _Cuda:
         answer, _ = _receive(self._socket)
         if answer is None:
             code = self._other.wait()
-            self._start_other()  # for the next question
+            self._start_other()  # a new process for the next question
             raise No(f"the process that opens it has ended: exit code {code}")
         if answer["no"]:
             raise No(f"in the second process: {answer['no']}")
@@ -370,7 +372,7 @@ def cuda_context():
 
 
 def nvidia_files():
-    """A daemon that looks for processes that still hold GPU memory looks for these."""
+    """Lists the device files that a daemon looks for when it searches processes with GPU memory."""
     _ask_cuda()
     names = set()
     for fd in os.listdir("/proc/self/fd"):
@@ -425,11 +427,11 @@ def nvml():
 KERNEL = {f.__name__: f for f in (kernel, pidfd_open, pidfd_poll, so_peercred, so_peerpidfd, scm_rights, memfd_seals, proc_fd,
                                   pdeathsig)}
 CUDA = {f.__name__: f for f in (cuda_context, nvidia_files, cuda_ipc, cuda_vmm_fd, nvml)}
-PATIENCE = dict.fromkeys((*KERNEL, *CUDA), 150.0)  # seconds, for one answer: more than any of them waits by itself
+PATIENCE = dict.fromkeys((*KERNEL, *CUDA), 150.0)  # seconds for an answer: more than any question waits by itself
 
 
 def answer(name):
-    """{"name", "allowed", "detail"}: of this machine, in this process."""
+    """Returns {"name", "allowed", "detail"} for this machine, from this process."""
     begin = time.monotonic()
     try:
         allowed, detail = True, {**KERNEL, **CUDA}[name]()
@@ -437,13 +439,14 @@ def answer(name):
         allowed, detail = False, str(no)
     except OSError as error:
         allowed, detail = False, _text_of(error) if error.errno else str(error)
-    except Exception as error:  # what a sandbox gives in place of an answer
+    except Exception as error:  # a sandbox may raise any error in place of an answer
         allowed, detail = False, f"{type(error).__name__}: {error}"
     return {"name": name, "allowed": allowed, "detail": detail, "seconds": round(time.monotonic() - begin, 3)}
 
 
 def _answers(names, told):
-    """One after the other from a process of their own, which may end before it has said all. `told`: of each."""
+    """Asks the questions in sequence in a single process, which may end before the last answer. `told` gets each
+    answer."""
     with subprocess.Popen([sys.executable, "-B", os.path.abspath(__file__), "--answer", *names], stdout=subprocess.PIPE,
                           stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=runner.die_with_parent) as process:
         said, why = b"", ""
@@ -462,7 +465,7 @@ def _answers(names, told):
             code = process.wait()
             why = f"the process that asked {f'died by signal {-code}' if code < 0 else f'ended with exit code {code}'}"
         if stuck:
-            process.returncode = 0  # nobody waits for it
+            process.returncode = 0  # no caller waits for the stuck process
     for each in found:
         told(each)
     if why:
@@ -472,7 +475,7 @@ def _answers(names, told):
 
 
 def ask(cuda, told=lambda answer: None, answers=_answers):
-    """All answers, by name. `cuda`: of the driver as well."""
+    """Returns all answers, by name. `cuda`: asks the driver as well."""
     found = {}
     for group in (KERNEL, CUDA) if cuda else (KERNEL,):
         left = list(group)
@@ -484,7 +487,7 @@ def ask(cuda, told=lambda answer: None, answers=_answers):
 
 
 def missing(found, needs):
-    """Why what needs these cannot be done, or ""; what was not asked counts as allowed."""
+    """Returns why a step with these needs cannot run, or ""; an unasked need counts as allowed."""
     return "; ".join(f"needs {name}, which this machine does not allow: {found[name]['detail']}"
                      for name in needs if name in found and not found[name]["allowed"])
 
@@ -499,6 +502,6 @@ if __name__ == "__main__":
     elif sys.argv[1] == "--answer":
         for asked in sys.argv[2:]:
             print(json.dumps(answer(asked)), flush=True)
-        os._exit(0)  # the driver may not end well
+        os._exit(0)  # the driver's exit handlers may fail
     else:
         ask(True, say)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks of vrambroker itself, each by name: checks.py NAME --out FILE --device cuda|host --programs FOLDER...
 
-Each is a function that starts a daemon and clients, returns (detail, figures), and raises Failed, NotRun or Refused. On
-the host device, in a rehearsal, everything but CUDA is real. README.md says what each one proves.
+Each check is a function that starts a daemon and clients, returns (detail, figures), and raises Failed, NotRun or
+Refused. On the host device, in a rehearsal, everything but CUDA is real. README.md says what each check proves.
 """
 import argparse
 import ctypes
@@ -34,7 +34,7 @@ def needs_gpu(programs, why):
 def daemon_killed(programs):
     """kill -9 of the daemon: kernels go on, growth fails, a new daemon counts right."""
     cuda = programs.device == "cuda"
-    daemon = Daemon(programs, None if cuda else "512MiB")  # on cuda: what it finds free
+    daemon = Daemon(programs, None if cuda else "512MiB")  # on cuda: all free memory
     before = daemon.device()["capacity_bytes"]
     client = Client(daemon, "survivor")
     size = 4 * GIB if cuda else 256 * MIB  # far more than the client's own CUDA context takes
@@ -74,7 +74,7 @@ def daemon_killed(programs):
 
 
 def write_without_end(writer):
-    """A kernel of this client writes to all of the daemon's memory, for 20 s and more."""
+    """Lets a kernel of this client write to all of the daemon's memory, for 20 s and more."""
     block = writer.lease(bytes=256 * MIB)["block"]
     writer.fill(block=block, seed=7)
     writer.increment(block=block, ms=int(20000 * PATIENCE), stream=writer.new_stream()["stream"])
@@ -83,7 +83,7 @@ def write_without_end(writer):
 
 
 def expect_unchanged(heir, block):
-    """What the next holder of memory writes stays as it is."""
+    """Checks that the next holder's words stay unchanged."""
     heir.fill(block=block, seed=9)
     watched = heir.watch(block=block, seed=9, ms=2000)
     expect(watched["wrong_words"] == 0,
@@ -92,10 +92,11 @@ def expect_unchanged(heir, block):
 
 
 def client_killed(programs):
-    """kill -9 of a client whose kernel writes: the memory goes on only after its end, and nobody writes to it then."""
+    """kill -9 of a client whose kernel writes: another client gets the memory only after the process's end, free of
+    foreign writes."""
     daemon = Daemon(programs, "256MiB", 'settle_time: "300ms"\n')
     writer = Client(daemon, "writer")
-    heir = Client(daemon, "heir", wait_ms=int(30000 * PATIENCE))  # before the kernel begins: starting it may take long
+    heir = Client(daemon, "heir", wait_ms=int(30000 * PATIENCE))  # before the kernel begins: the start may take long
     write_without_end(writer)
     heir.send("lease", bytes=256 * MIB)
     expect(not heir.answered(0.3), "memory in use was given to another client")
@@ -111,8 +112,8 @@ def client_killed(programs):
 
 
 def forked_child(programs):
-    """kill -9 of a client whose kernel writes and whose forked child lives on: the driver keeps the memory for the child, so
-    the daemon does, too; it comes back with the child's end."""
+    """kill -9 of a client whose kernel writes and whose forked child lives on: the driver keeps the memory for the
+    child, so the daemon keeps the memory, too; the memory comes back with the child's end."""
     daemon = Daemon(programs, "256MiB", 'settle_time: "300ms"\n')
     writer = Client(daemon, "writer")
     heir = Client(daemon, "heir", wait_ms=int(60000 * PATIENCE))
@@ -138,7 +139,7 @@ def forked_child(programs):
 
 
 def client_crashed(programs):
-    """A sticky error in one client (an illegal address) harms neither the daemon nor others."""
+    """A sticky error of a client (an illegal address) harms neither the daemon nor another client."""
     needs_gpu(programs, "an illegal address on the device")
     daemon = Daemon(programs, "1GiB")
     healthy, broken = Client(daemon, "healthy"), Client(daemon, "broken")
@@ -186,7 +187,7 @@ def limit_to_the_byte(programs):
     return "limit and capacity were served to the last byte, and not one more", {"limit_bytes": limit}
 
 
-# ---- What others left ----
+# ---- Bytes of earlier holders ----
 
 RULES = """
 rules { name: "a" session_name: "a-*" tenant: "a" }
@@ -196,7 +197,8 @@ rules { name: "strict" session_name: "strict-*" tenant: "s" isolation: STRICT }
 
 
 def tenants_see_nothing(programs):
-    """Bytes of one tenant, or strict session, are never seen by the next; the device has room for one of them only."""
+    """The next session never sees bytes of another tenant, or of a strict session; the device has room for a single
+    session."""
     daemon = Daemon(programs, "256MiB", RULES + 'settle_time: "0s"\n')
     figures = {}
 
@@ -222,13 +224,13 @@ def tenants_see_nothing(programs):
             content = old_bytes(first, second, how)
             expect(content["equal"] == 0, f"{second} saw {content['equal']} words that {first} ({how}) had written")
             expect(content["nonzero"] == 0, f"{second} got {content['nonzero']} words that are not zero after {first}")
-    # The control: within a tenant memory is handed on as it is, so that the check above can see what it looks for.
+    # The control: within a tenant the daemon hands memory on unchanged, so the check above can find old bytes.
     same = old_bytes("a-1", "a-2", "returned")
     expect(same["equal"] > 0, f"the control: the next session of the same tenant should see old bytes, but saw {same}")
     return "nothing was seen across tenants; within a tenant, where it may, the next one sees old bytes", figures
 
 
-# ---- Many, and where ----
+# ---- Many segments, and device numbers ----
 
 def thousand_segments(programs):
     count = 1000 if programs.device == "cuda" else 100
@@ -245,7 +247,7 @@ def thousand_segments(programs):
 
 
 def ordinals_differ(programs):
-    """The client finds the daemon's GPU by its UUID, whatever number it has for either."""
+    """The client finds the daemon's GPU by its UUID, whatever numbers the client and the daemon use."""
     needs_gpu(programs, "CUDA_VISIBLE_DEVICES")
     visible = visible_gpus()
     first = Daemon(programs, "256MiB")
@@ -282,12 +284,12 @@ def ordinals_differ(programs):
 # ---- Streams ----
 
 def freed_while_in_use(programs):
-    """A block freed while another stream works on it is not reused before; a returned segment has no work left."""
+    """A freed block is not reused before the stream that works on it is done; a returned segment has no work left."""
     needs_gpu(programs, "work that is queued on streams")
     daemon = Daemon(programs, "256MiB")
     client = Client(daemon, "streams", limit=str(64 * MIB))
     stream = client.new_stream()["stream"]
-    first = client.malloc(bytes=64 * MIB)["block"]  # all of the limit: the next one must wait for it
+    first = client.malloc(bytes=64 * MIB)["block"]  # all of the limit: the next block must wait for this block
     client.record_stream(block=first, stream=stream)
     started = client.spin(ms=600, stream=stream)["started_us"]
     client.fill(block=first, seed=3, stream=stream, queue=True)
@@ -310,18 +312,18 @@ def freed_while_in_use(programs):
 
 
 def trim_during_capture(programs):
-    """A trim on the library's thread (cuCtxSynchronize, cuIpcCloseMemHandle) breaks no capture that is under way, and
-    is answered; what the capture kept from it comes back after its end."""
+    """A trim on the library's thread (cuCtxSynchronize, cuIpcCloseMemHandle) breaks no running capture, and the client
+    answers the trim; memory that the capture withheld comes back after the capture's end."""
     needs_gpu(programs, "graph capture")
     figures = {}
     for mode in ("global", "thread_local", "relaxed"):
         daemon = Daemon(programs, "1GiB")
         client = Client(daemon, "capturing")
-        client.free(block=client.malloc(bytes=256 * MIB)["block"])  # idle: what the trim will take
+        client.free(block=client.malloc(bytes=256 * MIB)["block"])  # idle memory, for the trim
         stream = client.new_stream()["stream"]
         client.begin_capture(stream=stream, mode=mode)
         began = now_us()
-        trimmed = daemon.ctl("trim", "capturing")  # Failed when it never completes
+        trimmed = daemon.ctl("trim", "capturing")  # raises Failed if the trim never completes
         took = (now_us() - began) / 1e3
         left = daemon.device()["reserved_bytes"]
         capture = client.end_capture(stream=stream)["result"]
@@ -339,11 +341,11 @@ def trim_during_capture(programs):
 
 
 def judge_memcheck(said, problem):
-    """What compute-sanitizer's log says of a client that ended, or had this problem."""
+    """Judges compute-sanitizer's log of a client that ended, or had `problem`."""
     errors = re.search(r"ERROR SUMMARY: (\d+) error", said)
     if errors and errors.group(1) != "0":
         raise Failed(f"compute-sanitizer found {errors.group(1)} errors: {said[:3000]}; {problem}")
-    if not errors or "not supported" in said:  # some machines do not let it at the device
+    if not errors or "not supported" in said:  # some machines forbid the tool's access to the device
         raise NotRun(f"compute-sanitizer does not work here: {problem} {' '.join(said.split())[-500:]}")
     if problem:
         raise Failed(f"under compute-sanitizer, which found nothing: {problem}")
@@ -351,7 +353,7 @@ def judge_memcheck(said, problem):
 
 
 def memory_errors(programs):
-    """compute-sanitizer's memcheck finds no wrong access of the client, over memory that another process gave it."""
+    """compute-sanitizer's memcheck finds no wrong access of the client, over memory from another process."""
     needs_gpu(programs, "compute-sanitizer")
     sanitizer = next((path for path in ("/usr/local/cuda/bin/compute-sanitizer", shutil.which("compute-sanitizer"))
                       if path and pathlib.Path(path).is_file()), None)
@@ -382,7 +384,7 @@ def memory_errors(programs):
     return judge_memcheck(said, problem)
 
 
-# ---- What it costs ----
+# ---- Costs ----
 
 def bandwidth(programs):
     daemon = Daemon(programs, "4GiB" if programs.device == "cuda" else "512MiB")
@@ -391,7 +393,7 @@ def bandwidth(programs):
     ours = [client.lease(bytes=size)["block"] for _ in range(2)]
     own = [client.own_malloc(bytes=size)["block"] for _ in range(2)]
     rates = {"broker": [], "own": []}
-    for _ in range(5):  # in turn, so that a change of clock meets both
+    for _ in range(5):  # in turn, so that a change of clock meets both kinds
         for name, (to, source) in (("broker", ours), ("own", own)):
             rates[name].append(client.bench_copy(to=to, **{"from": source}, times=20)["gigabytes_per_second"])
     medians = {name: statistics.median(values) for name, values in rates.items()}
@@ -404,12 +406,12 @@ def bandwidth(programs):
 
 
 def allocation_cost(programs):
-    """cudaMalloc and cudaFree against: a new segment, an idle one of the daemon, a cached block."""
+    """Compares cudaMalloc and cudaFree with a new segment, an idle segment of the daemon, and a cached block."""
     cuda = programs.device == "cuda"
     sizes = (2 * MIB, 64 * MIB, GIB, 4 * GIB) if cuda else (2 * MIB, 64 * MIB)
     capacity = "12GiB" if cuda else "512MiB"
-    warm = Client(Daemon(programs, capacity), "warm")  # keeps what is returned, for reuse
-    cold = Client(Daemon(programs, capacity, 'idle_limit: "1"\n'), "cold")  # gives it to the driver at once
+    warm = Client(Daemon(programs, capacity), "warm")  # the daemon keeps returned segments for reuse
+    cold = Client(Daemon(programs, capacity, 'idle_limit: "1"\n'), "cold")  # the daemon keeps no segment
     figures = {}
     for size in sizes:
         count = 50 if size < GIB else 10
@@ -426,10 +428,10 @@ def allocation_cost(programs):
 
 
 def new_segments_beside_busy(programs):
-    """What a segment from the driver costs while other clients keep the device busy."""
+    """Measures the cost of a segment from the driver while busy clients use the device."""
     cuda = programs.device == "cuda"
     size = 64 * MIB
-    daemon = Daemon(programs, "2GiB", 'idle_limit: "1"\n')  # nothing is kept for reuse: each one is new
+    daemon = Daemon(programs, "2GiB", 'idle_limit: "1"\n')  # the daemon keeps no segment for reuse: each segment is new
     client = Client(daemon, "growing")
     others = [Client(daemon, f"busy-{i}") for i in range(3)]
     blocks = [other.lease(bytes=size)["block"] for other in others]
@@ -439,7 +441,7 @@ def new_segments_beside_busy(programs):
             other.send("keep_busy", block=block, ms=10000 if cuda else 1000)
         pair = client.bench_pair(of="segment", bytes=size, count=100)
         figures[f"busy_{count}"] = {
-            "beside": sum(not other.answered() for other in others[:count]),  # that were busy until the end
+            "beside": sum(not other.answered() for other in others[:count]),  # clients that were busy until the end
             "take_p50_us": round(pair["take"]["p50_us"], 1), "take_p99_us": round(pair["take"]["p99_us"], 1),
             "give_p50_us": round(pair["give"]["p50_us"], 1), "give_p99_us": round(pair["give"]["p99_us"], 1)}
         for other in others[:count]:
@@ -449,7 +451,7 @@ def new_segments_beside_busy(programs):
 
 
 def hand_over(programs):
-    """One process returns a segment, another gets it: both calls together."""
+    """A process returns a segment, another process gets the segment: measures both calls together."""
     size = 256 * MIB
     daemon = Daemon(programs, str(size))
     clients = [Client(daemon, "ping"), Client(daemon, "pong")]
@@ -466,7 +468,7 @@ def hand_over(programs):
     return f"256 MiB change hands in {figures['p50_us']} us (p50), {figures['p99_us']} us (p99)", figures
 
 
-# ---- Experiments: facts that nothing in the code relies on ----
+# ---- Experiments: facts that the code does not rely on ----
 
 def return_waits_for_others(programs):
     """How long does giving an idle segment back take while another stream of the process is busy for 500 ms?"""
@@ -481,7 +483,7 @@ def return_waits_for_others(programs):
 
 
 class Nvml:
-    """What NVIDIA's management library says of the GPU with this UUID, in bytes; None when it does not."""
+    """Asks NVIDIA's management library about the GPU with this UUID, in bytes; None without an answer."""
 
     class Process(ctypes.Structure):
         _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint)]
@@ -509,7 +511,7 @@ class Nvml:
 
 
 def who_is_charged(programs):
-    """What NVML charges to whom, and what a client's context costs: the headroom that the daemon leaves."""
+    """Shows NVML's charge for each process, and the cost of a client's context: the headroom that the daemon leaves."""
     needs_gpu(programs, "NVML")
     nvml = Nvml(machine.gpu().get("uuid", "the GPU"))
     figures = {"empty": {"used": nvml.used()}}
@@ -547,13 +549,13 @@ def who_is_charged(programs):
 CHECKS = {function.__name__: function for function in (
     daemon_killed, client_killed, forked_child, client_crashed, limit_to_the_byte, tenants_see_nothing, thousand_segments,
     ordinals_differ, freed_while_in_use, trim_during_capture, bandwidth, memory_errors)}
-# What clients of another user than the daemon's must find, too.
+# Checks that must also hold for clients with another user than the daemon's.
 AS_ANOTHER_USER = ("daemon_killed", "client_killed", "client_crashed", "limit_to_the_byte", "tenants_see_nothing",
                    "thousand_segments", "freed_while_in_use")
 ANOTHER_USER = 65534
 EXPERIMENTS = {function.__name__: function for function in (
     allocation_cost, new_segments_beside_busy, hand_over, return_waits_for_others, who_is_charged)}
-# Of the machine, beside what every session needs; names of capabilities.py.
+# Needs of the machine, beside the needs of every session; names of capabilities.py.
 NEEDS = {"forked_child": ("proc_fd",), "who_is_charged": ("nvml",)}
 
 
@@ -585,7 +587,7 @@ def main():
     except NotRun as why:
         check.update(result="not_run", detail=str(why))
     except (Failed, Refused) as why:
-        # An experiment has no wrong answer; one that could not be carried out is not run.
+        # An experiment has no wrong answer; an experiment that failed counts as not run.
         check.update(result="fail" if kind == "check" else "not_run", detail=str(why))
         traceback.print_exc()
         print_logs()

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What changed between two result files: compare.py OLDER NEWER."""
+"""Prints the changes between two result files: compare.py OLDER NEWER."""
 import json
 import pathlib
 import sys
 
-TOO_MUCH = 0.2  # of a figure, to be worth a line
+TOO_MUCH = 0.2  # smallest relative change that earns a line
 MOST_LINES = 60
-NO_RESULT = ("seconds",)  # figures of the run, and not of what was checked
+NO_RESULT = ("seconds",)  # figures of the run, not of the check
 
 
 def _flat(figures, prefix=""):
-    """The numbers of nested objects, by their path."""
+    """Returns the numbers of nested objects, by their path."""
     found = {}
     for key, value in figures.items():
         name = f"{prefix}{key}"
@@ -31,7 +31,8 @@ def _name(step, name):
 
 
 def changes(older, newer):
-    """Lines: first what has another result, then the figures of the others, those that changed most first."""
+    """Returns lines: first the checks with another result, then the figures of the remaining checks, the largest change
+    first."""
     before, after = _by_name(older), _by_name(newer)
     results, figures = [], []
     for key in (k for k in after if k in before):
@@ -65,8 +66,8 @@ def say(path, older, newer):
 
 
 def newest(folders, path, document):
-    """The newest older result in `folders` that has a step of this one, of the same device; None when there is none."""
-    # Their names begin with their time.
+    """Returns the newest older result in `folders` that has a step of `document` and the same device; else None."""
+    # File names begin with the time of the run.
     found = {other.resolve() for folder in folders for other in folder.glob("*.json")}
     for other in sorted(found, key=lambda f: f.name, reverse=True):
         if path and other.name >= path.name:

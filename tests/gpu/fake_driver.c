@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// In place of libcuda.so.1, for the test of capabilities.py: its calls on memory files. $FAKE_DRIVER says which call
-// fails, with which code, 0 for a process that dies there, -1 for a call that never returns:
-// "cuIpcOpenMemHandle_v2=801".
+// Stands in for libcuda.so.1, for the test of capabilities.py: the driver's calls work on memory files. $FAKE_DRIVER
+// names the failing call and its code, for example "cuIpcOpenMemHandle_v2=801": 0 kills the process, -1 makes the call
+// hang.
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>
@@ -32,7 +32,7 @@ static int Fails(const char* call) {
   const int failed = Fails(__func__); \
   if (failed) return failed
 
-static int last_file = -1;  // of cuMemAlloc
+static int last_file = -1;  // file of the last cuMemAlloc
 
 int cuInit(unsigned flags) {
   BEGIN;
@@ -90,7 +90,7 @@ int cuIpcCloseMemHandle(uint64_t address) {
   return address == 0 ? 1 : 0;
 }
 
-typedef struct {  // as in cuda.h
+typedef struct {  // layout of cuda.h
   int type, handle_types, place, device;
   void* windows;
   unsigned char flags[8];

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A client of the broker for the checks: does what standard input tells it, by the C library, and answers. A line of
-// input is a JSON object, {"do": "malloc", "bytes": 4096}; a line of output {"ok": true, ...}, or {"ok": false, "code":
-// ..., "message": ...}. Blocks and streams are named by numbers; stream 0 is the default one. Times are microseconds of
-// CLOCK_MONOTONIC, which all processes share. It ends at the end of its input, without giving anything back.
+// A client of the broker for the checks: executes commands from standard input, by the C library, and answers. A line
+// of input is a JSON object, {"do": "malloc", "bytes": 4096}; a line of output {"ok": true, ...}, or {"ok": false,
+// "code": ..., "message": ...}. Numbers name blocks and streams; stream 0 is the default stream. Times are microseconds
+// of CLOCK_MONOTONIC, which all processes share. The client ends at the end of its input, without giving memory back.
 #include <time.h>
 #include <unistd.h>
 
@@ -71,8 +71,8 @@ class GpuClient {
     return {{"block", last_block_}, {"started_us", start}, {"ended_us", end}};
   }
 
-  // name, limit, guarantee, wait_ms, alloc_conf, idle_decay_ms; use_device: whether this program itself uses the GPU,
-  // too
+  // Takes name, limit, guarantee, wait_ms, alloc_conf, idle_decay_ms, and use_device: whether this program itself uses
+  // the GPU, too.
   Json Connect(const Json& c) {
     const auto text = [&c, this](const char* key) -> const char* {
       return c.contains(key) ? texts_.emplace_back(c[key].get<std::string>()).c_str() : nullptr;
@@ -154,7 +154,7 @@ class GpuClient {
             {"allocated_bytes", stats.allocated_bytes},
             {"segments", stats.segments}};
   }
-  // Fills the session's memory with segments of `bytes` until `count` are held.
+  // Leases and fills `count` segments of `bytes` for the session.
   Json LeaseMany(const Json& c) {
     const uint64_t bytes = c.at("bytes");
     const int count = c.at("count");
@@ -219,7 +219,7 @@ class GpuClient {
     const work::Content content = work::Look(block.memory, block.bytes, c.value("seed", uint64_t{0}));
     return {{"words", content.words}, {"equal", content.equal}, {"nonzero", content.nonzero}};
   }
-  // Looks again and again for `ms`: how often, and how many words differed from the pattern in all.
+  // Looks again and again for `ms`. Returns the number of looks, and the sum of words that differed from the pattern.
   Json Watch(const Json& c) {
     const Block& block = At(c);
     const double end = NowUs() + c.at("ms").get<double>() * 1e3;
@@ -238,18 +238,18 @@ class GpuClient {
     return {{"free_bytes", free_bytes}, {"total_bytes", total_bytes}};
   }
 
-  // As a data loader: has its parent's descriptors, does nothing with them, and lives on.
+  // Forks a child like a data loader: the child has its parent's descriptors, does not use them, and lives on.
   Json ForkChild(const Json&) {
     const pid_t pid = fork();
     if (pid < 0) throw BrokerError{"CLIENT", "fork failed"};
     if (pid == 0) {
-      close(STDIN_FILENO);  // so that the parent's peer sees when the parent ends
+      close(STDIN_FILENO);  // lets the parent's peer see the parent's end
       close(STDOUT_FILENO);
       while (true) pause();
     }
     return {{"pid", pid}};
   }
-  // Fills a block again and again for `ms`, and so keeps the device busy.
+  // Keeps the device busy: fills a block again and again for `ms`.
   Json KeepBusy(const Json& c) {
     const Block& block = At(c);
     const double end = NowUs() + c.at("ms").get<double>() * 1e3;
@@ -263,7 +263,7 @@ class GpuClient {
 
   // ---- Benchmarks ----
 
-  Json BenchPair(const Json& c) {  // "of": own, segment or block; taking and giving back, `count` times
+  Json BenchPair(const Json& c) {  // "of": own, segment or block; takes and gives back, `count` times
     const std::string of = c.at("of");
     const uint64_t bytes = c.at("bytes");
     const int count = c.at("count");
@@ -271,7 +271,7 @@ class GpuClient {
     std::vector<double> give;
     take.reserve(static_cast<size_t>(count));
     give.reserve(static_cast<size_t>(count));
-    for (int i = -2; i < count; ++i) {  // the first two warm up
+    for (int i = -2; i < count; ++i) {  // the first two rounds warm up
       void* memory = nullptr;
       const double start = NowUs();
       if (of == "own") {
@@ -302,7 +302,7 @@ class GpuClient {
     return {{"gigabytes_per_second", work::CopyGigabytesPerSecond(to.memory, from.memory, to.bytes, c.at("times"))}};
   }
 
-  // ---- What only a GPU has ----
+  // ---- Commands that only a GPU has ----
 
   Json Crash(const Json&) { return {{"error", work::Crash()}}; }
   Json BeginCapture(const Json& c) {
@@ -312,7 +312,7 @@ class GpuClient {
   Json EndCapture(const Json& c) { return {{"result", work::EndCapture(StreamOf(c))}}; }
 
   vrambroker_client* client_ = nullptr;
-  std::vector<std::string> texts_;  // of the options
+  std::vector<std::string> texts_;  // texts of the options
   std::vector<work::Stream> streams_ = {nullptr};
   std::map<int, Block> blocks_;
   std::vector<Block> many_;
@@ -369,7 +369,7 @@ int main() {
       answer = {{"ok", false}, {"code", error.code}, {"message", error.message}};
     } catch (const work::NeedsGpu& error) {
       answer = {{"ok", false}, {"code", "NEEDS_GPU"}, {"message", error.what()}};
-    } catch (const std::exception& error) {  // of CUDA, or a command that lacks something
+    } catch (const std::exception& error) {  // an error of CUDA, or a command without a needed field
       answer = {{"ok", false}, {"code", "CLIENT"}, {"message", error.what()}};
     }
     std::cout << answer.dump() << std::endl;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine is. As a program: prints a JSON object about its GPU, or {"error": ...}.
+"""Describes this machine. As a program: prints a JSON object about the machine's GPU, or {"error": ...}.
 
-Asked in a process of its own: a process that has once initialised CUDA is not like another.
+Runs in a process of its own: a process that has once initialised CUDA differs from a fresh process.
 """
 import ctypes
 import json
@@ -35,12 +35,12 @@ def _ask_driver():
         name, uuid, size = ctypes.create_string_buffer(128), (ctypes.c_ubyte * 16)(), ctypes.c_size_t()
         major, minor = ctypes.c_int(), ctypes.c_int()
         check("cuDeviceGetName", name, 128, 0)
-        # The first names a part of a GPU as well; drivers are to do without the second.
+        # The first function also names a part of a GPU; future drivers may lack the second function.
         check("cuDeviceGetUuid_v2" if hasattr(cuda, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid", ctypes.byref(uuid), 0)
         check("cuDeviceTotalMem_v2", ctypes.byref(size), 0)
         check("cuDeviceGetAttribute", ctypes.byref(major), 75, 0)
         check("cuDeviceGetAttribute", ctypes.byref(minor), 76, 0)
-    except (RuntimeError, AttributeError) as error:  # the latter: the driver has no such function
+    except (RuntimeError, AttributeError) as error:  # AttributeError: the driver has no such function
         return {"error": str(error)}
     digits = bytes(uuid).hex()
     gpu = {"name": name.value.decode(), "count": count.value, "total_bytes": size.value,
@@ -58,7 +58,7 @@ def _ask_driver():
 
 
 def gpu():
-    """The first GPU, or {"error": why there is none}."""
+    """Returns the first GPU, or {"error": why the machine has none}."""
     try:
         asked = subprocess.run([sys.executable, "-B", __file__], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                timeout=120, check=False)
@@ -71,7 +71,7 @@ def gpu():
 
 
 def description():
-    """Of the machine without its GPU."""
+    """Describes the machine without its GPU."""
     def first(path, key):
         try:
             for line in pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines():

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks vrambroker on this machine's NVIDIA GPU: run.sh [OPTIONS]. One line a check, and one file with all figures.
-First it says what this machine allows; what needs more is not run, and everything else is.
+"""Checks vrambroker on this machine's NVIDIA GPU: run.sh [OPTIONS]. Prints a line per check, and writes a file with all
+figures. The run first prints what this machine allows. Checks that need more do not run; all remaining checks run.
 
-Exit codes: 0 all that was run is ok; 1 something failed; 2 wrong use; 3 nothing could be run, for want of a GPU.
+Exit codes: 0 all checks that ran are ok; 1 a check failed; 2 wrong use; 3 no check could run, for want of a GPU.
 """
 import argparse
 import datetime
@@ -25,9 +25,9 @@ import runner
 from runner import Check, Step
 
 HERE = pathlib.Path(__file__).resolve().parent
-TOP = HERE.parent.parent  # of the source tree, or of the bundle
+TOP = HERE.parent.parent  # folder of the source tree, or of the bundle
 
-# What the design relies on, among all that the probe finds out: (experiment, figure, what it must be, what for).
+# The design's assumptions among the probe's findings: (experiment, figure, required value, purpose).
 ASSUMED = (
     ("ipc_exporter_killed", "readAfterKill", "data intact", "clients read on after the daemon's death"),
     ("ipc_exporter_killed", "writeAfterKill", "ok", "clients write on after the daemon's death"),
@@ -39,14 +39,14 @@ ASSUMED = (
     ("cross_uid", "legacyOpen", "ok", "clients may be of other users than the daemon"),
     ("graph_on_imported", "", "graph replay on imported memory works", "CUDA graphs work on the broker's memory"),
 )
-# Of the machine, by device: without these there is no session, or no memory. The daemon does without pidfds.
+# Calls of the machine, by device: without these calls a session or its memory cannot exist. The daemon needs no pidfds.
 BROKER_NEEDS = {
     "cuda": ("so_peercred", "cuda_context", "cuda_ipc"),
     "host": ("so_peercred", "scm_rights", "memfd_seals"),
 }
-GROUPS = {"experiments": (*checks.EXPERIMENTS, "probe")}  # for --only and --skip
-# Without these an experiment has shown nothing: (experiment, figure that must be more than 0).
-CONTROLS = {"kill_inflight_writes": "aliveDelta100ms"}  # the kernel did write, as long as its process lived
+GROUPS = {"experiments": (*checks.EXPERIMENTS, "probe")}  # groups for --only and --skip
+# Proofs that an experiment has worked: (experiment, figure that must be more than 0).
+CONTROLS = {"kill_inflight_writes": "aliveDelta100ms"}  # the kernel did write while its process lived
 
 
 def probe_experiments(outcome):
@@ -79,7 +79,7 @@ def assumed_checks(outcome):
 
 
 def gtest_checks(outcome):
-    """From what the program printed: its JSON is missing when it was cut off, or died."""
+    """Reads the program's printed output: the JSON is missing if the program was cut off, or died."""
     results = {"OK": "ok", "FAILED": "fail", "SKIPPED": "not_run"}
     found, running, text = [], None, []
     for line in (outcome.folder / "output").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -94,14 +94,14 @@ def gtest_checks(outcome):
         elif running:
             text.append(line)
     if running:
-        cut_off = outcome.exit_code is None and outcome.short  # no fault of the test
+        cut_off = outcome.exit_code is None and outcome.short  # the test is not at fault
         found.append(Check(running, "not_run" if cut_off else "fail", "did not end; what came after it was not run: "
                            + " ".join(text)[-800:]))
     return found
 
 
 def reported_checks(outcome):
-    """What checks.py and torch_training.py write."""
+    """Reads the report of checks.py and torch_training.py."""
     document = json.loads((outcome.folder / "checks.json").read_text(encoding="utf-8"))
     return [Check(c["name"], c["result"], c.get("detail", ""),
                   c.get("kind", "experiment" if c["name"].startswith("experiment_") else "check"), c.get("figures", {}))
@@ -109,7 +109,7 @@ def reported_checks(outcome):
 
 
 class Programs:
-    """The programs of a bundle or of a build, by name."""
+    """Finds the programs of a bundle or of a build, by name."""
 
     def __init__(self, build_dir):
         if (HERE / "bin").is_dir():
@@ -141,9 +141,9 @@ class Programs:
 
 
 def all_steps(programs, device, patience=1.0, done=None):
-    """In the order in which they are run: first what the design stands on, last what is true without a GPU as well, and
-    what nothing relies on. `patience`: how many times as long as on a fast machine things may take. `done`: by step, the
-    checks that need not be run again."""
+    """Returns the steps in their order: first the design's assumptions, last the steps that also hold without a GPU,
+    and the experiments that the code does not rely on. `patience`: factor for the time limits of a fast machine.
+    `done`: by step, the checks that need no repetition."""
     done = done or {}
     broker = BROKER_NEEDS[device]
 
@@ -218,7 +218,8 @@ def unmodified_step(programs, done, needs):
 
 
 def build():
-    """A build of the source tree, brought up to date: it may have been made for something else, and lack programs."""
+    """Updates a build of the source tree, and returns its folder: an old build may have another purpose, and lack
+    programs."""
     preset = next((p for p in ("release", "ci") if (TOP / "build" / p / "CMakeCache.txt").is_file()), None)
     commands = [["cmake", "--build", "--preset", preset or "release", "--target", "gpu_test_programs"]]
     if preset is None:
@@ -232,7 +233,7 @@ def build():
 
 
 def unfit(build_dir):
-    """Why what this build does says nothing of a GPU, or ""."""
+    """Returns why this build is unfit for a GPU check, or ""."""
     try:
         cache = (build_dir / "CMakeCache.txt").read_text(encoding="utf-8")
     except OSError as error:
@@ -246,7 +247,7 @@ def unfit(build_dir):
 
 
 def chosen(steps, only, skip):
-    """The steps that the options name; SystemExit when a name matches none."""
+    """Returns the steps that the options name; SystemExit if a name matches no step."""
     def matches(step, patterns):
         return any(fnmatch.fnmatch(step.name, p) or step.name in GROUPS.get(p, ()) for p in patterns)
 
@@ -257,19 +258,21 @@ def chosen(steps, only, skip):
 
 
 def unfinished(documents):
-    """What was not ok in these results, where later ones count more: by step, the checks that were."""
+    """Returns the steps with a check that is not ok, as a dict of step and its ok checks. Later results win over
+    earlier results."""
     results = {}
     for document in documents:
         for step in document["steps"]:
             known = results.setdefault(step, {})
-            known.pop(step, None)  # of the step as a whole: it has been run again
+            known.pop(step, None)  # the result of the step as a whole: a later run replaces it
             known.update({c["name"]: c["result"] for c in document["checks"] if c["step"] == step})
     return {step: {name for name, result in known.items() if result == "ok"} for step, known in results.items()
             if not known or any(result != "ok" for result in known.values())}
 
 
 def patience_for(device, allowed):
-    """Tests start many processes that use the GPU, and on some machines that takes each of them many seconds."""
+    """Returns the factor for time limits: tests start many processes with the GPU, and a start takes seconds on some
+    machines."""
     if device != "cuda":
         return 1
     return min(10, max(2, math.ceil(allowed.get("cuda_context", {}).get("seconds", 0))))
@@ -321,7 +324,7 @@ def main():
     bundled = (HERE / "bin").is_dir()
     build_dir = args.build_dir
     if build_dir is None and not bundled:
-        # Without a GPU nothing is run, so nothing needs to be built.
+        # Without a GPU no step runs, so no build is needed.
         build_dir = TOP / "build" / "release" if args.list or "error" in gpu else build()
     if device == "cuda" and not bundled and not args.list and "error" not in gpu:
         why = unfit(build_dir)
@@ -337,7 +340,7 @@ def main():
             print("run.sh: everything was ok in these results")
             return 0
     if len(steps) == 1:
-        steps[0].limit = max(args.budget - 2, 1)  # nothing else needs the time: what does not end in it has failed
+        steps[0].limit = max(args.budget - 2, 1)  # the only step has the budget alone; a longer run has failed
     if args.list:
         print("\n".join(step.name for step in steps))
         return 0
@@ -353,7 +356,7 @@ def main():
             "machine": machine.description(), "allowed": list(allowed.values()), "patience": patience,
             "vrambroker": programs.version(), "budget_seconds": args.budget, "steps": [step.name for step in steps]}
     name = re.sub(r"[^A-Za-z0-9]+", "-", "no GPU" if "error" in gpu else gpu["name"]).strip("-").lower()
-    folder = args.out or (None if "error" in gpu else HERE / "results")  # no GPU, no result, unless asked for
+    folder = args.out or (None if "error" in gpu else HERE / "results")  # without a GPU: no file unless --out is set
     path = folder and folder / f"{now:%Y-%m-%d-%H%M%S}-{name}.json"
     results = runner.Results(path, head)
     if "error" not in gpu:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of what runs the GPU checks, with steps that hang, die, lie and say nothing. Needs no GPU, and uses none."""
+"""Tests the runner of the GPU checks, with steps that hang, die, lie and stay silent. Needs no GPU, and uses none."""
 import contextlib
 import io
 import json
@@ -24,7 +24,7 @@ from runner import Check, Outcome, Results, Step
 
 
 def python(code, **more):
-    """A step that runs `code`, with `folder` in it."""
+    """Makes a step that runs `code`, with `folder` in it."""
     return Step("step", **{"command": lambda folder, seconds: [
         sys.executable, "-B", "-c", f"import json, os, pathlib, signal, subprocess, sys, time\nfolder = pathlib.Path({str(folder)!r})\n{code}"],
         "read": run.reported_checks, "limit": 600, **more})
@@ -72,7 +72,7 @@ class RunnerTest(unittest.TestCase):
 
     def test_a_step_that_hangs_is_ended_with_all_that_it_started(self):
         code = reports(OK) + "child = subprocess.Popen(['sleep', '1000'])\nprint(child.pid, flush=True)\ntime.sleep(1000)"
-        for limit in (10, 60, 600):  # on a busy machine it may have started nothing by then
+        for limit in (10, 60, 600):  # on a busy machine the step may have started no child by then
             self.results = Results(self.path, {})
             self.assertEqual(self.run_steps(python(code, limit=limit)), 1)
             if self.only_failure().get("output"):
@@ -90,7 +90,7 @@ class RunnerTest(unittest.TestCase):
         self.fail("the step's child lives on")
 
     def test_what_cannot_be_ended_holds_nothing_up(self):
-        # In the state D no signal reaches a process; here none is sent.
+        # In the state D no signal reaches a process; the test sends no signal.
         hangs = python("time.sleep(1000)", limit=2, least=0.1)
         with mock.patch.object(runner.os, "killpg"), mock.patch.object(runner, "END_PATIENCE", 0.3):
             self.assertEqual(self.run_steps(hangs, python(reports(OK))), 1)
@@ -184,14 +184,14 @@ class RunnerTest(unittest.TestCase):
                 "real = runner.subprocess.Popen\n"
                 "runner.subprocess.Popen = lambda *a, **k: real(*a, pass_fds=[3], **k)\n"
                 "runner.run([step], 60, runner.Results(None, {}))\n")
-        # It cannot clean up: its folder is in one of ours.
+        # The killed orchestrator cannot clean up: its folder is inside a folder of this test.
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         environment = dict(os.environ, TMPDIR=folder.name)
         with subprocess.Popen([sys.executable, "-B", "-c", code], stdout=subprocess.PIPE, env=environment) as orchestrator:
             pid = int(orchestrator.stdout.readline())
             orchestrator.kill()
-            # The pipe ends when the step, which has it open as well, does.
+            # The step holds the pipe open as well; the pipe ends with the step.
             self.assertEqual(orchestrator.stdout.read(), b"", f"process {pid}")
 
     def test_the_file_is_there_while_the_next_step_runs(self):
@@ -291,7 +291,7 @@ def yes(name, **more):
     return {"name": name, "allowed": True, "detail": "", **more}
 
 
-FAKE_DRIVER = ""  # the program's argument
+FAKE_DRIVER = ""  # path from the program's argument
 
 
 class CapabilitiesTest(unittest.TestCase):
@@ -300,7 +300,7 @@ class CapabilitiesTest(unittest.TestCase):
         found = capabilities.ask(cuda=False, told=told.append)
         self.assertEqual(list(found), list(capabilities.KERNEL))
         self.assertEqual(told, list(found.values()))
-        for needed in ("kernel", "so_peercred", "scm_rights", "memfd_seals", "pdeathsig"):  # the other tests need them, too
+        for needed in ("kernel", "so_peercred", "scm_rights", "memfd_seals", "pdeathsig"):  # more tests need these
             self.assertTrue(found[needed]["allowed"], found[needed])
 
     def test_a_missing_call_is_named_with_its_error(self):
@@ -320,7 +320,7 @@ class CapabilitiesTest(unittest.TestCase):
 
         def answers(names, told):
             asked.append(list(names))
-            if names[0] == "pidfd_poll":  # as when the process hung or died there
+            if names[0] == "pidfd_poll":  # like a process that hung or died there
                 return [no("pidfd_poll", "no answer within 20 s")]
             return [yes(name) for name in names[:names.index("pidfd_poll")] if name] if "pidfd_poll" in names else [
                 yes(name) for name in names]
@@ -375,7 +375,7 @@ class CapabilitiesTest(unittest.TestCase):
 
 
 class StepsTest(unittest.TestCase):
-    """Which steps run what, with a machine that is made up."""
+    """Tests the choice of steps, on invented machines."""
 
     def steps(self, *found, done=None, patience=1.0):
         allowed = {each["name"]: each for each in found}
@@ -508,7 +508,7 @@ class MainTest(unittest.TestCase):
         self.assertEqual([each["name"] for each in allowed], list(capabilities.KERNEL), "the driver is not asked")
 
     def rehearse(self, found, *arguments):
-        """Which steps were run, and what was said of the others."""
+        """Returns the steps that ran, and the messages about the remaining steps."""
         ran = []
 
         def find_out(step, seconds):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs steps one after the other within a time budget, and keeps what they found in one file, whatever happens to them.
+"""Runs steps in sequence within a time budget, and keeps the steps' findings in a file, whatever happens to a step.
 
-A step is a program that ends by itself; it may say more than one thing ("checks"). Knows nothing of GPUs.
+A step is a program that ends by itself; a step may report several findings ("checks"). The runner knows nothing of
+GPUs.
 """
 import ctypes
 import dataclasses
@@ -16,14 +17,14 @@ import time
 from typing import Callable, Dict, List, Optional, Tuple
 
 RESULTS = ("ok", "fail", "not_run")
-# "check": ok or the run has failed. "experiment": a fact, whatever it is; without an answer it is not run.
+# "check": without ok the run has failed. "experiment": any fact is fine; without an answer the experiment is not run.
 KINDS = ("check", "experiment")
 
 _libc = ctypes.CDLL(None)
 
 
 def die_with_parent():
-    """In a new child process: it ends when the one that started it does, even by SIGKILL."""
+    """Makes a new child process end with its parent, even if SIGKILL ends the parent."""
     _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
@@ -32,11 +33,12 @@ def _begin_step():
     die_with_parent()
 
 
-END_PATIENCE = 15.0  # seconds, for a process to end that was killed
+END_PATIENCE = 15.0  # seconds for a killed process to end
 
 
 def _stat(pid) -> Optional[List[str]]:
-    """The fields of /proc/PID/stat from the state on: state, parent, process group, ...; None when there is no process."""
+    """Returns the fields of /proc/PID/stat from the state on: state, parent, process group, ...; None without a
+    process."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
@@ -53,8 +55,8 @@ def _why_alive(pid: int) -> str:
 
 
 def end(process: subprocess.Popen) -> str:
-    """Kills it, and returns when it has ended; or why it does not. A process in a call of a driver that never returns
-    cannot be killed, and nobody is to wait for it."""
+    """Kills the process, and waits for its end. Returns "", or why the process lives on: a process in a driver call
+    that never returns cannot be killed, and must not hold up the run."""
     process.kill()
     try:
         process.wait(timeout=END_PATIENCE)
@@ -64,7 +66,7 @@ def end(process: subprocess.Popen) -> str:
 
 
 def _end_group(process: subprocess.Popen) -> str:
-    """The same for a step, with all that it started in its process group."""
+    """Ends a step and all processes in the step's process group, like end()."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -93,38 +95,38 @@ class Check:
     figures: Dict = dataclasses.field(default_factory=dict)
     step: str = ""
     seconds: Optional[float] = None
-    output: str = ""  # the end of what the program printed, when it failed
+    output: str = ""  # end of the program's output after a failure
 
 
 @dataclasses.dataclass
 class Outcome:
-    """How a step's program ended."""
+    """Tells how a step's program ended."""
     exit_code: Optional[int]  # negative: the signal; None: out of time
     seconds: float
-    output: str  # the end of it
-    folder: pathlib.Path  # that the program could write to
-    short: bool = False  # the budget left it less time than its limit
-    stuck: str = ""  # which of its processes could not be ended
+    output: str  # end of the program's output
+    folder: pathlib.Path  # folder for the program's files
+    short: bool = False  # the budget left the step less time than its limit
+    stuck: str = ""  # the processes that could not be ended
 
 
 @dataclasses.dataclass
 class Step:
     name: str
-    # The command line, for the folder to write to and the seconds that there are. None: see `missing`.
+    # Makes the command line from a folder for results and the seconds left. None: `missing` says why.
     command: Optional[Callable[[pathlib.Path, float], List[str]]] = None
     limit: float = 60  # seconds
-    least: float = 5  # with less time left it is not begun
-    share: float = 0  # of the budget, which the steps before it leave to it
+    least: float = 5  # with less time left the step does not begin
+    share: float = 0  # share of the budget that earlier steps leave to this step
     environment: Dict[str, str] = dataclasses.field(default_factory=dict)
-    # What it found. May raise: then it has found nothing that can be read.
+    # Reads the step's findings. May raise: then the findings are unreadable.
     read: Callable[[Outcome], List[Check]] = lambda outcome: []
-    missing: str = ""  # why it cannot be run at all
-    needs: Tuple[str, ...] = ()  # of the machine, by the names in capabilities.py
-    kind: str = "check"  # of the step itself, when all that can be said is that it did not work
+    missing: str = ""  # why the step cannot run at all
+    needs: Tuple[str, ...] = ()  # needs of the step, by the names in capabilities.py
+    kind: str = "check"  # kind of the step itself, for a report that the step did not work
 
 
 class Results:
-    """The file. Rewritten after each step, in one piece."""
+    """The result file. Each step rewrites the file, in a single piece."""
 
     def __init__(self, path: Optional[pathlib.Path], head: Dict):
         self.path = path
@@ -166,7 +168,8 @@ class Results:
 
 
 def execute(step: Step, seconds: float, folder: pathlib.Path) -> Outcome:
-    """Runs the step's program. Whatever it started in its process group has ended when this returns, or cannot be ended."""
+    """Runs the step's program. At the return all processes of the step's process group have ended, or cannot be
+    ended."""
     log = folder / "output"
     started = time.monotonic()
     stuck = ""
@@ -186,7 +189,7 @@ def execute(step: Step, seconds: float, folder: pathlib.Path) -> Outcome:
 
 
 def find_out(step: Step, seconds: float) -> List[Check]:
-    """Runs a step and says what it found; at least one check, and a failed one unless all went well."""
+    """Runs a step and returns its findings: at least a check, and a failed check unless all went well."""
     with tempfile.TemporaryDirectory(prefix="vrambroker-gpu-") as name:
         folder = pathlib.Path(name)
         os.chmod(folder, 0o755)
@@ -196,7 +199,7 @@ def find_out(step: Step, seconds: float) -> List[Check]:
             return [Check(step.name, "fail", f"could not be started: {error}")]
         try:
             checks = step.read(outcome)
-        except Exception as error:  # the file is missing, cut off, or not what was agreed
+        except Exception as error:  # the file is missing, cut off, or in another format
             checks = []
             unreadable = f"its results cannot be read: {type(error).__name__}: {error}"
         else:
@@ -206,7 +209,7 @@ def find_out(step: Step, seconds: float) -> List[Check]:
     wrong, result = "", "not_run" if step.kind == "experiment" else "fail"
     if outcome.exit_code is None:
         wrong = f"did not end within {seconds:.0f} s"
-        if outcome.short:  # that is no fault of its own
+        if outcome.short:  # the step is not at fault
             wrong, result = f"no time left: {wrong}, of {step.limit:.0f} s that it may take", "not_run"
     elif outcome.exit_code < 0:
         wrong = f"died by signal {-outcome.exit_code} ({signal.Signals(-outcome.exit_code).name})"
@@ -234,7 +237,7 @@ def say(check: Check) -> None:
 
 
 def run(steps: List[Step], budget: float, results: Results) -> int:
-    """Runs the steps; returns the exit code: 0 all ok, 1 something failed, 3 nothing was run."""
+    """Runs the steps; returns the exit code: 0 all ok, 1 a check failed, 3 no step ran."""
     end = time.monotonic() + budget
 
     def stop(signum, frame):
@@ -244,7 +247,7 @@ def run(steps: List[Step], budget: float, results: Results) -> int:
     try:
         for i, step in enumerate(steps):
             kept = budget * sum(later.share for later in steps[i + 1:] if not later.missing)
-            left = end - kept - time.monotonic() - 1  # for ending what does not end
+            left = end - kept - time.monotonic() - 1  # a second to end hanging processes
             if step.missing:
                 found = [Check(step.name, "not_run", step.missing, step.kind, step=step.name)]
             elif left < step.least:

@@ -7,10 +7,10 @@ Usage: torch_training.py --daemon VRAMBROKERD --library LIBVRAMBROKER [--out FIL
        torch_training.py --self-test [--daemon VRAMBROKERD --library LIBVRAMBROKER] [--out FILE.json]
 
 Prints a line for each check, "ok|FAIL|not run  name  figures", and writes {"checks": [{"name", "result", "detail",
-"figures"}, ...]} with results ok, fail and not_run. Exit code 1 when a check failed. Checks named experiment_... say what
-was seen, whatever it is. Each check starts daemons and programs of its own, with time limits; after N seconds (default
-230) what has not begun is not run, and what has not ended after a quarter more is given up.
---self-test does what can be done without PyTorch and a GPU.
+"figures"}, ...]} with results ok, fail and not_run. Exit code 1 when a check failed. Checks named experiment_... only
+report their findings. Each check starts daemons and programs of its own, with time limits. After N seconds (default
+230) no further check begins; after a quarter more, a check still running is given up.
+--self-test does the part that works without PyTorch and a GPU.
 """
 import argparse
 import contextlib
@@ -31,12 +31,12 @@ import urllib.request
 HERE = os.path.dirname(os.path.abspath(__file__))
 MIB, GIB = 1 << 20, 1 << 30
 LIBC = ctypes.CDLL(None)
-MARK = "@@vrambroker "  # begins the lines of a worker that are for the orchestrator
-# How many times as long as usual what must happen may take: run.py knows the machine.
+MARK = "@@vrambroker "  # begins a worker's lines for the orchestrator
+# Multiplies the usual time limits; run.py knows the machine's factor.
 PATIENCE = float(os.environ.get("VRAMBROKER_TEST_PATIENCE") or 1)
 
 # ====================================================================================================================
-# In a worker: one process, one task. Only these import torch.
+# Workers: a process runs a single task. Only workers import torch.
 # ====================================================================================================================
 
 
@@ -47,12 +47,12 @@ def say(**event):
 def hear():
     line = sys.stdin.readline()
     if not line:
-        sys.exit(0)  # the orchestrator is gone
+        sys.exit(0)  # the orchestrator has ended
     return line.strip()
 
 
 def prepare(arguments):
-    """Imports torch, made deterministic, and enables the broker when the task says so."""
+    """Imports torch, makes torch deterministic, and enables the broker if the task says so."""
     import torch
 
     torch.manual_seed(7)
@@ -77,7 +77,7 @@ def one_hot(torch, labels, classes):
 
 
 def cross_entropy(torch, scores, labels):
-    """By its formula: of the library's functions for it and for embeddings some are not deterministic on a GPU."""
+    """Computes the formula: some library functions for cross entropy and embeddings are not deterministic on a GPU."""
     return -(torch.log_softmax(scores, -1) * one_hot(torch, labels, scores.shape[-1])).sum(-1).mean()
 
 
@@ -118,7 +118,7 @@ def make_gpt(torch):
 
     def step():
         tokens = torch.randint(vocabulary, (batch, length + 1), generator=data)
-        tokens[:, 1::2] = tokens[:, :-1:2].clone()  # something to learn
+        tokens[:, 1::2] = tokens[:, :-1:2].clone()  # a pattern for the model to learn
         tokens = tokens.cuda()
         loss = cross_entropy(torch, model(tokens[:, :-1]), tokens[:, 1:])
         optimizer.zero_grad(set_to_none=True)
@@ -155,7 +155,7 @@ def make_resnet(torch):
     def step():
         images = torch.randn(batch, 3, 32, 32, generator=data)
         labels = torch.randint(10, (batch,), generator=data)
-        images[:, 0] += (labels.float() / 2 - 2.5)[:, None, None]  # something to learn
+        images[:, 0] += (labels.float() / 2 - 2.5)[:, None, None]  # a pattern for the model to learn
         images, labels = images.cuda(), labels.cuda()
         loss = cross_entropy(torch, head(body(images).mean((2, 3))), labels)
         optimizer.zero_grad(set_to_none=True)
@@ -229,7 +229,7 @@ def work_oom(arguments):
         seen["forward"] = ""
     except torch.cuda.OutOfMemoryError as error:
         seen["forward"] = str(error)
-    # On autograd's thread, from a function in C++.
+    # Raises on autograd's thread, from a function in C++.
     leaf = torch.ones(arguments["leaf"] // 4, device="cuda", requires_grad=True)
     total = leaf.exp().sum()
     filler = torch.empty(arguments["filler"], dtype=torch.uint8, device="cuda")
@@ -238,7 +238,7 @@ def work_oom(arguments):
         seen["backward"] = ""
     except torch.cuda.OutOfMemoryError as error:
         seen["backward"] = str(error)
-    # It goes on.
+    # The worker goes on after the errors.
     del filler
     total = leaf.exp().sum()
     total.backward()
@@ -302,7 +302,7 @@ def work_graph(arguments):
         data = torch.randn(256, 1024, device="cuda")
         into.copy_(data)
         graph.replay()
-        others = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(8)]  # would be in the way of a graph's memory
+        others = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(8)]  # would damage a graph's memory
         torch.cuda.synchronize()
         worst = max(worst, float((out - compute(data)).abs().max().item()))
         del others
@@ -321,7 +321,7 @@ def work_idle(arguments):
 
 
 def work_streams(arguments):
-    """Whether memory that two streams used is reused when they are done, and whether the cache is flushed for a request."""
+    """Checks that memory of two streams is reused after both are done, and that a request flushes the cache."""
     torch = prepare(arguments)
     tensor = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
     address, side = tensor.data_ptr(), torch.cuda.Stream()
@@ -350,7 +350,7 @@ def work_lost(arguments):
         step()
     torch.cuda.synchronize()
     say(event="training")
-    hear()  # the daemon has been killed
+    hear()  # the orchestrator has killed the daemon
     losses = [float(step().item()) for _ in range(20)]
     text = ""
     held = []
@@ -389,7 +389,7 @@ def work_late(arguments):
 
 
 def timed_steps(torch, step, count):
-    """Milliseconds, the median."""
+    """Returns the median time of a step, in milliseconds."""
     times = []
     for _ in range(count):
         begin = time.perf_counter()
@@ -400,7 +400,7 @@ def timed_steps(torch, step, count):
 
 
 def driver_free(torch):
-    """Bytes, by the driver, whatever the broker says; None when it cannot be asked."""
+    """Returns the driver's free bytes, whatever the broker says; None without an answer."""
     try:
         return int(torch.cuda.cudart().cudaMemGetInfo(0)[0])
     except Exception:
@@ -408,7 +408,7 @@ def driver_free(torch):
 
 
 def work_full(arguments):
-    """Trains, takes all that it may have, and trains on with what it gives up of that."""
+    """Trains, takes all memory that it may have, gives a part back, and trains on."""
     torch = prepare(arguments)
     step = make_gpt(torch)
     for _ in range(5):
@@ -423,7 +423,7 @@ def work_full(arguments):
         except torch.cuda.OutOfMemoryError as error:
             refusal = str(error)
     say(refusal=refusal, held=len(held), reserved_bytes=daemon_reserved(), driver_free_bytes=driver_free(torch))
-    hear()  # so have the others
+    hear()  # the orchestrator answers once all workers are full
     del held[-12:]
     losses = [float(step().item()) for _ in range(5)]
     say(finite=all(loss == loss for loss in losses), driver_free_bytes=driver_free(torch))
@@ -431,7 +431,7 @@ def work_full(arguments):
 
 
 class Numbers:
-    """A data set. Here, so that a worker made by spawn() finds it."""
+    """A data set. At module level, so that a worker made by spawn() finds the class."""
 
     def __len__(self):
         return 512
@@ -449,7 +449,7 @@ def work_loader(arguments):
     nn = torch.nn
     body = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8192, 10)).cuda()
     optimizer = torch.optim.SGD(body.parameters(), lr=0.01)
-    torch.cuda.synchronize()  # the GPU is in use before the workers are made
+    torch.cuda.synchronize()  # the GPU is in use before the loader makes its workers
     loader = torch.utils.data.DataLoader(Numbers(), batch_size=32, num_workers=2, persistent_workers=True, pin_memory=True,
                                          multiprocessing_context=arguments["start"])
     batches = 0
@@ -515,7 +515,7 @@ def work_compiled(arguments):
 
 
 def work_lender(arguments):
-    """Has a large idle cache, and does what it is told: "steps", "empty" or "status"."""
+    """Holds a large idle cache, and obeys commands: "steps", "empty" or "status"."""
     torch = prepare(arguments)
     import vrambroker.torch
 
@@ -565,7 +565,7 @@ def work_borrower(arguments):
 
 
 def work_self_test(arguments):
-    """Stands for all the others where there is no PyTorch: answers, ends badly, or never ends."""
+    """Stands in for all workers on a machine without PyTorch: answers, ends badly, or never ends."""
     if arguments["do"] == "hold":
         import vrambroker
 
@@ -601,12 +601,12 @@ class NotRun(Exception):
 
 
 def end_with_parent():
-    """In a new child process: it ends when the one that started it does, even by SIGKILL."""
+    """Makes a new child process end with its parent, even if SIGKILL ends the parent."""
     LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def end(process, patience=15):
-    """Kills it. Not waited for without end: a process in a call of the driver that never returns cannot be killed."""
+    """Kills a process, and waits a limited time: a process in a driver call that never returns cannot be killed."""
     process.kill()
     try:
         process.wait(timeout=patience)
@@ -624,19 +624,19 @@ class Settings:
     def __init__(self, daemon, library, seconds):
         self.daemon = daemon
         self.library = library
-        self.end = time.monotonic() + seconds  # of beginning checks
+        self.end = time.monotonic() + seconds  # no check begins later
         self._given_up = time.monotonic() + 1.25 * seconds
 
     def left(self, at_most):
         return max(1.0, min(at_most, self._given_up - time.monotonic()))
 
     def too_late(self, text):
-        """The error for what did not come within left(): no fault of what was waited for when the time was over."""
+        """Returns the error for an answer that missed left(): NotRun if the time was over, else Failed."""
         return NotRun("no time left: " + text) if time.monotonic() >= self._given_up else Failed(text)
 
 
 class Worker:
-    """A program that runs work_NAME(arguments). Killed at the end of a `with` block."""
+    """A program that runs work_NAME(arguments). The end of a `with` block kills the program."""
 
     def __init__(self, settings, name, arguments, daemon=None, at_most=60.0):
         self.name = name
@@ -666,7 +666,7 @@ class Worker:
         self._events.put(None)
 
     def event(self):
-        """The next thing that it says. Failed when it ends, fails or is too late."""
+        """Returns the worker's next event. Raises Failed if the worker ends, fails or is too late."""
         try:
             event = self._events.get(timeout=max(0.1, self._until - time.monotonic()))
         except queue.Empty:
@@ -681,10 +681,10 @@ class Worker:
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
         except OSError:
-            pass  # it has ended; event() says how
+            pass  # the worker has ended; event() says how
 
     def ended(self):
-        """Waits for its end, by itself. Failed when it says more, ends badly, or is too late."""
+        """Waits for the worker's own end. Raises Failed if the worker says more, ends badly, or is too late."""
         try:
             event = self._events.get(timeout=max(0.1, self._until - time.monotonic()))
         except queue.Empty:
@@ -694,7 +694,7 @@ class Worker:
         need(code == 0, "%s: ended with code %d; %s" % (self.name, code, self._last_words()))
 
     def _last_words(self):
-        # Seeking would move the program's own place in the file.
+        # pread() is needed: a seek would move the program's own place in the file.
         text = os.pread(self._log.fileno(), MIB, max(0, os.fstat(self._log.fileno()).st_size - MIB)).decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
         return " | ".join(lines[-6:]) or "it said nothing"
@@ -704,8 +704,8 @@ class Worker:
 
     def __exit__(self, *_):
         end(self._process)
-        self._reader.join(30)  # its children may have its output open for a while
-        with contextlib.suppress(OSError):  # what it never read
+        self._reader.join(30)  # the worker's children may have its output open for a while
+        with contextlib.suppress(OSError):  # lines that the worker never read
             self._process.stdin.close()
         if not self._reader.is_alive():
             self._process.stdout.close()
@@ -713,8 +713,8 @@ class Worker:
 
 
 class Daemon:
-    """vrambrokerd on the GPU, with its sockets in a folder of its own. Killed at the end of a `with` block. `capacity` None:
-    what it takes by itself."""
+    """Runs vrambrokerd on the GPU, with its sockets in a folder of its own. The end of a `with` block kills the daemon.
+    `capacity` None: the daemon's default."""
 
     def __init__(self, settings, capacity, device="cuda"):
         self.dir = tempfile.mkdtemp(prefix="vrambroker-torch-")
@@ -742,7 +742,7 @@ class Daemon:
         end(self._process)
 
     def metrics(self, name, label="client"):
-        """By the value of the label; of all GPUs together."""
+        """Returns the metric by the value of the label; sums all GPUs."""
         with urllib.request.urlopen(self.url, timeout=120) as answer:
             text = answer.read().decode()
         values = {}
@@ -753,7 +753,7 @@ class Daemon:
         return values
 
     def held(self):
-        """Bytes that sessions hold, or ended processes left."""
+        """Returns the bytes that sessions hold, or ended processes left."""
         return sum(self.metrics("vrambroker_device_reserved_bytes", "gpu").values()) - sum(
             self.metrics("vrambroker_device_idle_bytes", "gpu").values())
 
@@ -766,7 +766,7 @@ class Daemon:
 
 
 class Sampler:
-    """The most that each client of a daemon had reserved while the `with` block ran, by the daemon's metrics."""
+    """Records each client's largest reserved bytes during the `with` block, by the daemon's metrics."""
 
     def __init__(self, daemon):
         self._daemon = daemon
@@ -815,7 +815,7 @@ class Checks:
 
     def __init__(self, settings):
         self.settings = settings
-        self.warm = False  # one has run: PyTorch's libraries have been read from disk
+        self.warm = False  # an earlier check has read PyTorch's libraries from disk
         self._curves = {}
         self._no_curves = None
 
@@ -826,7 +826,7 @@ class Checks:
         return Daemon(self.settings, capacity)
 
     def curves(self):
-        """Without the broker, both at once. Tried once."""
+        """Trains both models at once without the broker, and returns the curves. A failed try is final."""
         if self._no_curves:
             raise self._no_curves
         if not self._curves:
@@ -887,7 +887,7 @@ class Checks:
                     for worker in workers.values():
                         worker.event()
                     times = {who: [] for who in workers}
-                    for turn in range(6):  # one works, the other waits; each is first as often
+                    for turn in range(6):  # a worker works, the other worker waits; each worker is first as often
                         for who in sorted(workers, reverse=turn % 2 == 1):
                             workers[who].tell("go")
                             times[who] += workers[who].event()["times"]
@@ -952,7 +952,7 @@ class Checks:
         return "after empty_cache() of a living process", {"first_reserved_bytes": left, "second_reserved_bytes": taken}
 
     def check_cache_goes_to_others(self):
-        """A job's idle cache goes to another one, which asks once and does not wait; the first one goes on."""
+        """A job's idle cache goes to another job, which asks once and does not wait; the first job goes on."""
         share = CAPACITY * 6 // 10
         with self.daemon() as daemon, self.worker(
                 "lender", daemon, bytes=share, enable={"limit": 0.9, "name": "lender"}) as lender:
@@ -968,7 +968,7 @@ class Checks:
                 lender.tell("status")
                 given = lender.event()["given_back"]
             until = time.monotonic() + 30 * PATIENCE
-            while daemon.held() > CAPACITY - share:  # until what the second job had is back
+            while daemon.held() > CAPACITY - share:  # until the second job's bytes are back
                 need(time.monotonic() < until, "%d bytes do not come back" % daemon.held())
                 time.sleep(0.05)
             lender.tell("empty")
@@ -980,7 +980,8 @@ class Checks:
             "borrower_step_before_ms": ready["step_ms"], "borrower_step_after_ms": got["step_ms"]}
 
     def check_three_at_default_capacity(self):
-        """Clients that take all that the daemon gives leave each other, by its default headroom, what CUDA needs beside it."""
+        """Clients that take all of the daemon's memory leave room for CUDA's own memory, by the daemon's default
+        headroom."""
         names = ["one", "two", "three"]
         with self.daemon(None) as daemon, contextlib.ExitStack() as stack:
             workers = [stack.enter_context(self.worker("full", daemon, enable={"limit": 1 / 3, "name": name}))
@@ -1024,7 +1025,7 @@ class Checks:
                         if how == "by_itself":
                             worker.tell("end")
                             worker.ended()
-                    begin = time.monotonic()  # its data loaders see within seconds that it was killed
+                    begin = time.monotonic()  # the job's data loaders see the kill within seconds
                     while daemon.held() > 0:
                         need(time.monotonic() < begin + 30 * PATIENCE, "%s, %s: %d bytes do not come back" % (
                             start, how, daemon.held()))
@@ -1048,7 +1049,7 @@ class Checks:
             seen["torch_reserved"], seen["daemon_reserved"]))
 
     def experiment_pool_mode(self):
-        """Of all threads: what PyTorch's sources say of a pool that is always active."""
+        """Tests the claims of PyTorch's sources about an always active pool, for all threads."""
         seen, enable = {}, {"limit": GIB, "name": "pool", "mode": "pool"}
         with self.daemon(4 * GIB) as daemon:
             for name, arguments in (("streams", {}), ("graph", {}), ("stats", {"limit": GIB})):
@@ -1111,16 +1112,16 @@ def run_checks(settings, wanted, reason, report, skipped=()):
             result = "ok"
         except NotRun as error:
             result, detail, figures = "not_run", str(error), {}
-        except Exception as error:  # whatever it is, the others go on
+        except Exception as error:  # whatever the error, the remaining checks go on
             kind = "" if isinstance(error, Failed) else type(error).__name__ + ": "
-            # An experiment has no wrong answer; one that could not be carried out is not run.
+            # An experiment has no wrong answer; an experiment that failed counts as not run.
             result, detail, figures = "not_run" if name.startswith("experiment_") else "fail", kind + str(error), {}
         checks.warm = True
         report(name, result, detail, dict(figures, seconds=round(time.monotonic() - begin, 1)) if result != "not_run" else {})
 
 
 class Report:
-    """Prints each check, and keeps the file as it is so far: a run that is cut off loses nothing."""
+    """Prints each check, and keeps the file up to date: a run that is cut off loses no result."""
 
     def __init__(self, path, about):
         self.path = path
@@ -1143,7 +1144,7 @@ class Report:
 
 
 def probe(settings):
-    """What there is, and why nothing can be run, if so."""
+    """Returns a description of PyTorch and the GPU, and the reason why no check can run, or ""."""
     try:
         with Worker(settings, "probe", {}, at_most=120 * PATIENCE) as worker:
             about = worker.event()
@@ -1154,7 +1155,7 @@ def probe(settings):
 
 # ---- Without PyTorch ----
 
-# What workers say when all is well; and what of it, changed, is a failure: (worker, number of what it says, field, value).
+# Good answers of workers, and changes that count as failures: (worker, number of the answer, field, value).
 GOOD_ANSWERS = {
     "check_cache_goes_to_others": (
         {"lender": [{"step_ms": 9, "reserved": CAPACITY}, {"step_ms": 9}, {"given_back": {"given_bytes": 1}},
@@ -1181,7 +1182,7 @@ GOOD_ANSWERS = {
 
 
 def self_test_answers(settings, fails):
-    """What these checks make of answers, with workers and daemons that only say them."""
+    """Tests how the checks judge answers, with workers and daemons that only say the answers."""
     class Saying(contextlib.nullcontext):
         def __init__(self, events):
             super().__init__(self)
@@ -1255,7 +1256,7 @@ def self_test(daemon_path, library, out):
     with Worker(settings, "self_test", {"do": "hang"}, at_most=1) as worker:
         fails(worker.event, "no answer in time")
         fails(worker.ended, "does not end")
-    # Nobody waits for what cannot be killed.
+    # end() does not wait for a process that cannot be killed.
     with subprocess.Popen(["sleep", "1000"]) as process:
         kill, process.kill = process.kill, lambda: None
         end(process, 0.1)
@@ -1268,7 +1269,7 @@ def self_test(daemon_path, library, out):
             raise AssertionError("did not fail")
         except NotRun as late:
             assert "no time left" in str(late), late
-    # Daemon, its figures, and the package as a worker finds it: on the host device.
+    # Starts a daemon on the host device, and checks its figures, and the package that a worker finds.
     if daemon_path and library:
         with Daemon(settings, 256 * MIB, device="host") as daemon:
             with Sampler(daemon) as sampler, Worker(settings, "self_test", {"do": "hold"}, daemon) as worker:
@@ -1294,7 +1295,7 @@ def self_test(daemon_path, library, out):
     fails(lambda: compare_curves("m", [], []), "0 and 0 steps")
     fails(lambda: compare_curves("m", [(1.5).hex()] * 2, [(1.5).hex()]), "2 and 1 steps")
 
-    # A check that fails or breaks does not stop the others.
+    # A check that fails or breaks does not stop the remaining checks.
     lines = []
     original = {name: getattr(Checks, name) for name in names_of_checks()}
     assert len(original) >= 12, sorted(original)
@@ -1336,7 +1337,7 @@ def main():
     parser.add_argument("--arguments", default="{}", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        # The package as in the source, or as in a bundle; else as installed.
+        # Prefers the package of the source tree or the bundle; else uses the installed package.
         for folder in ("client/python", "python"):
             path = os.path.join(os.path.dirname(os.path.dirname(HERE)), folder)
             if os.path.isdir(os.path.join(path, "vrambroker")):

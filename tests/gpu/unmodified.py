@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch as it is, under `vramctl run`: unmodified.py --out FILE --programs FOLDER... --preload LIBRARY [--skip A,B].
+"""Unchanged PyTorch under `vramctl run`: unmodified.py --out FILE --programs FOLDER... --preload LIBRARY [--skip A,B].
 
-Each check is a function that starts a daemon, and programs that know nothing of it (unmodified_program.py). It returns
-(detail, figures), and raises Failed or NotRun. README.md says what each one proves.
+Each check is a function that starts a daemon, and programs that know nothing of the daemon (unmodified_program.py). A
+check returns (detail, figures), and raises Failed or NotRun. README.md says what each check proves.
 """
 import argparse
 import json
@@ -22,14 +22,15 @@ HERE = pathlib.Path(__file__).resolve().parent
 CAPACITY = 6 * GIB
 LIMIT = 2 * GIB
 PIECE = 64 * MIB
-# What the driver's pools and PyTorch may round up to.
+# Largest rounding by the driver's pools and PyTorch.
 ROUNDING = 256 * MIB
-TWO_GPUS = {"CUDA_VISIBLE_DEVICES": ",".join(broker.visible_gpus()[:2])}  # where there are two
+TWO_GPUS = {"CUDA_VISIBLE_DEVICES": ",".join(broker.visible_gpus()[:2])}  # on a machine with two GPUs
 START = 120  # seconds, to import PyTorch and to start CUDA
 
 
 class Program:
-    """unmodified_program.py, under `vramctl run` or (daemon None) by itself. Ends with this process."""
+    """Runs unmodified_program.py, under `vramctl run` or (daemon None) by itself. The program ends with this
+    process."""
 
     def __init__(self, settings, daemon, name, task, arguments=None, options=(), environment=None):
         command = [sys.executable, "-B", str(HERE / "unmodified_program.py"), task, json.dumps(arguments or {})]
@@ -42,7 +43,7 @@ class Program:
         self._lines = broker.Lines(self.process, f"program {name}")
 
     def hear(self, seconds=START):
-        """What it says next."""
+        """Returns the program's next finding."""
         line = self._lines.next(seconds)
         print(f"{self.name}: {line.decode()[:300]}", flush=True)
         seen = json.loads(line)
@@ -57,7 +58,7 @@ class Program:
             raise Failed(f"program {self.name} has ended: exit code {self.process.wait()}") from None
 
     def end(self):
-        """Lets it go on to its end, which must be a good one."""
+        """Lets the program go on to its end, and expects exit code 0."""
         self.process.stdin.close()
         code = self.process.wait(timeout=START * PATIENCE)
         expect(code == 0, f"program {self.name} has ended with exit code {code}")
@@ -72,7 +73,7 @@ def limit_option(limit=LIMIT):
 
 
 def hold(daemon, program, size):
-    """Returns when the program holds so much, and is charged for it: its pid."""
+    """Waits until the program holds `size`, checks that the daemon charges `size`, and returns the program's pid."""
     program.hear()
     pid = program.hear()["pid"]
     held = daemon.held()
@@ -83,7 +84,7 @@ def hold(daemon, program, size):
 # ---- Sizes ----
 
 def sizes(settings):
-    """Two programs that size themselves at the same moment: each sees its limit, whatever the other one does."""
+    """Two programs size themselves at the same moment: each program sees its limit, whatever the neighbour does."""
     daemon = Daemon(settings.programs, CAPACITY)
     both = [Program(settings, daemon, name, "sizes", options=limit_option()) for name in ("first", "second")]
     for program in both:
@@ -120,7 +121,7 @@ def fill(settings, conf):
 
 
 def limit(settings):
-    """PyTorch's own allocator, by cudaMalloc."""
+    """Checks PyTorch's own allocator, by cudaMalloc."""
     return fill(settings, "")
 
 
@@ -133,7 +134,7 @@ def limit_expandable_segments(settings):
 
 
 def cuda_graph(settings):
-    """A captured graph runs, its memory is charged, and given back."""
+    """Checks that a captured graph runs, and that its memory is charged and given back."""
     daemon = Daemon(settings.programs, CAPACITY)
     program = Program(settings, daemon, "graph", "graph", {"size": PIECE}, limit_option())
     seen = program.hear()
@@ -145,7 +146,7 @@ def cuda_graph(settings):
 
 
 def all_reduce(settings):
-    """NCCL between two GPUs."""
+    """Checks NCCL between two GPUs."""
     if settings.gpus < 2:
         raise NotRun("needs two GPUs")
     daemon = Daemon(settings.programs, CAPACITY, environment=TWO_GPUS)
@@ -160,7 +161,7 @@ def all_reduce(settings):
 # ---- Together ----
 
 def waits(settings):
-    """A program with --wait gets its memory when the other one gives it back."""
+    """A program with --wait gets its memory when the holder gives its memory back."""
     daemon = Daemon(settings.programs, CAPACITY)
     size = CAPACITY * 2 // 3
     holder = Program(settings, daemon, "holder", "hold", {"size": size}, limit_option(CAPACITY))
@@ -180,7 +181,7 @@ def waits(settings):
 
 
 def killed(settings):
-    """kill -9 of a program: what it had is there for others at once."""
+    """kill -9 of a program: the program's memory is free at once."""
     daemon = Daemon(settings.programs, CAPACITY)
     program = Program(settings, daemon, "victim", "hold", {"size": LIMIT}, limit_option())
     os.kill(hold(daemon, program, LIMIT), 9)
@@ -191,12 +192,12 @@ def killed(settings):
 
 
 def charged_is_used(settings):
-    """What NVML says a program uses is what it is charged, and its context."""
+    """NVML reports as a program's use: the charged bytes, and the program's context."""
     daemon = Daemon(settings.programs, CAPACITY)
     program = Program(settings, daemon, "holder", "hold", {"size": LIMIT}, limit_option())
     pid = hold(daemon, program, LIMIT)
     found = []
-    try:  # a daemon that has just been started has not looked yet
+    try:  # a daemon has no report right after its start
         wait_for(lambda: not daemon.device()["processes_fault"], "the daemon knows what processes use", 5)
     except Failed:
         raise NotRun(f"what processes use is not known: {daemon.device()['processes_fault']}") from None
@@ -213,7 +214,7 @@ def charged_is_used(settings):
 
 
 def cost(settings):
-    """Microseconds that the broker adds to memory from the driver and back."""
+    """Measures the microseconds that the broker adds to a round of memory from the driver and back."""
     daemon = Daemon(settings.programs, CAPACITY)
     arguments = {"size": PIECE, "rounds": 100}
     medians = {}
@@ -270,7 +271,7 @@ def main():
             print_logs()
         broker.end_all()
         found.append(result)
-        # After each: what was found is kept when the rest takes too long.
+        # Writes the file after each check: the findings stay if the rest takes too long.
         args.out.write_text(json.dumps({"checks": found}), encoding="utf-8")
     return 1 if any(result["result"] == "fail" for result in found) else 0
 

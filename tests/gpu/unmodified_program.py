@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ordinary PyTorch program, which knows nothing of vrambroker: unmodified_program.py TASK [ARGUMENTS as JSON].
+"""An ordinary PyTorch program without any knowledge of vrambroker: unmodified_program.py TASK [ARGUMENTS as JSON].
 
-Says what it has seen as JSON, a line each time, and goes on when it is told to. unmodified.py runs it.
+Prints each finding as a line of JSON, and goes on after a line from unmodified.py, which runs the program.
 """
 import json
 import os
@@ -17,7 +17,7 @@ def say(**seen):
 
 def hear():
     if not sys.stdin.readline():
-        sys.exit(0)  # unmodified.py is gone
+        sys.exit(0)  # unmodified.py has ended
 
 
 def take(torch, size, index=0):
@@ -25,7 +25,7 @@ def take(torch, size, index=0):
 
 
 def task_probe(torch):
-    """Whether there is anything to check with."""
+    """Tells whether PyTorch and a GPU are present."""
     say(torch=torch.__version__, cuda=torch.version.cuda, gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
 
@@ -38,7 +38,7 @@ def task_sizes(torch):
 
 
 def task_fill(torch, piece):
-    """Takes all that it gets; gives half of it back, and takes that again."""
+    """Takes all memory that it gets, gives half of the memory back, and takes the half again."""
     def fill(held):
         try:
             while True:
@@ -69,14 +69,14 @@ def task_hold(torch, size):
 
 
 def task_graph(torch, size):
-    """A graph whose memory is taken while it is captured."""
+    """Captures a graph that takes memory during the capture."""
     if not hasattr(torch.cuda, "CUDAGraph"):
         say(missing="this PyTorch has no CUDA graphs")
         return
     start = torch.ones(size // 4, device="cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        _ = (start * 2 + 1).sum()  # what is made at the first use
+        _ = (start * 2 + 1).sum()  # makes the objects of the first use
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -94,7 +94,7 @@ def task_graph(torch, size):
 
 
 def task_all_reduce(torch, size):
-    """NCCL between two GPUs, in two processes."""
+    """Runs NCCL between two GPUs, in two processes."""
     import torch.multiprocessing
 
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -118,7 +118,7 @@ def all_reduce_of_rank(rank, size):
 
 
 def task_cost(torch, size, rounds):
-    """Seconds of each round in which memory is got from the driver and given back."""
+    """Measures the seconds of each round. A round gets memory from the driver and gives the memory back."""
     times = []
     for _ in range(rounds):
         begin = time.perf_counter()

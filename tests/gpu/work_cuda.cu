@@ -18,7 +18,7 @@ void Check(cudaError_t error, const char* call) {
 
 cudaStream_t Of(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
-// Apart from all streams of the checks.
+// Returns a stream apart from all streams of the checks.
 cudaStream_t OwnStream() {
   static cudaStream_t stream = static_cast<cudaStream_t>(NewStream());
   return stream;
@@ -73,7 +73,7 @@ __global__ void IncrementKernel(volatile uint64_t* word, uint64_t nanoseconds) {
 
 __global__ void CrashKernel(volatile uint64_t* nowhere) { *nowhere = 1; }
 
-// CUDA loads a kernel when it is first launched, and may wait for running ones to do so.
+// Launches each kernel once: CUDA loads a kernel at its first launch, and may wait for running kernels then.
 void WarmUp() {
   auto* const memory = static_cast<uint64_t*>(Allocate(4096));
   Fill(memory, 4096, 1, nullptr);
@@ -175,7 +175,7 @@ double CopyGigabytesPerSecond(void* to, const void* from, size_t bytes, int time
   cudaEvent_t stop = nullptr;
   CHECK(cudaEventCreate(&start));
   CHECK(cudaEventCreate(&stop));
-  for (int i = -3; i < times; ++i) {  // the first three warm up
+  for (int i = -3; i < times; ++i) {  // the first three rounds warm up
     if (i == 0) CHECK(cudaEventRecord(start, OwnStream()));
     CopyKernel<<<8 * kBlocks, kThreads, 0, OwnStream()>>>(static_cast<uint64_t*>(to), static_cast<const uint64_t*>(from),
                                                           bytes / 8);

@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A thread that does one piece of work after the other.
+// A thread that works through a queue of functions.
 class HostStream {
  public:
   HostStream() : thread_([this] { Run(); }) { thread_.detach(); }
@@ -53,7 +53,7 @@ class HostStream {
 
   std::mutex mu_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;  // the first is under way
+  std::deque<std::function<void()>> queue_;  // the first function is running
   std::thread thread_;
 };
 
@@ -118,7 +118,7 @@ double CopyGigabytesPerSecond(void* to, const void* from, size_t bytes, int time
   return 2.0 * static_cast<double>(bytes) * times / seconds.count() / 1e9;
 }
 
-// The size is kept in front.
+// Keeps the size in front of the memory.
 constexpr size_t kPage = 4096;
 void* Allocate(size_t bytes) {
   void* const memory = mmap(nullptr, bytes + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// agent.cu - the CUDA side of the probe. Executes one command at a time.
+// agent.cu - the CUDA side of the probe. Executes a command at a time.
 #include "common.h"
 
 #define S2(x) #x
@@ -297,7 +297,7 @@ static void handle(const Req& q, const std::vector<int>& fds, Rep& r, std::vecto
       RT(e);
       return;
     }
-    case OP_RANGE: {  // what the driver thinks the allocation under slot's pointer is; a1: new size to set
+    case OP_RANGE: {  // a0 slot, a1 new size to set; returns the driver's view of the slot's allocation
       Slot& s = slot(q.a[0]);
       CUdeviceptr b = 0;
       size_t n = 0;

@@ -3,9 +3,9 @@
 //
 // Layout of the suite
 //   probe run            orchestrator; never touches CUDA; one child process per experiment
-//   probe exp NAME       one experiment = a controller; never touches CUDA either
+//   probe exp NAME       a controller runs an experiment; never touches CUDA either
 //   probe agent FD       a CUDA process that executes commands sent over a SEQPACKET socket
-// A hang or a crash therefore only loses one agent, and at most one experiment.
+// A hang or a crash therefore only loses an agent, and at most an experiment.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -47,7 +47,7 @@ inline void sleepMs(int ms) {
   timespec t{ms / 1000, (ms % 1000) * 1000000L};
   nanosleep(&t, nullptr);
 }
-// How many times as long as usual things may take: a context takes many seconds on some machines.
+// Multiplies the usual time limits: a context takes many seconds on some machines.
 inline double patience() {
   const char* t = getenv("VRAMBROKER_TEST_PATIENCE");
   return t ? std::max(1.0, atof(t)) : 1;
@@ -147,7 +147,7 @@ inline bool sendFds(int sock, const void* p, size_t n, const int* fds, int nfd, 
   if (err) *err = r < 0 ? errno : 0;
   return r == (ssize_t)n;
 }
-// returns bytes, 0 on EOF, -1 on error, -2 on timeout
+// Returns bytes, 0 on EOF, -1 on error, -2 on timeout.
 inline int recvFds(int sock, void* p, size_t n, std::vector<int>* fds, int timeoutMs) {
   pollfd pf{sock, POLLIN, 0};
   int pr;

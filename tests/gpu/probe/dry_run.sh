@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The probe's controllers with agents that have no GPU: every experiment ends with an outcome, also when an agent hangs
-# or dies. What the outcomes say means nothing here.
+# Runs the probe's controllers with agents that have no GPU: every experiment ends with an outcome, also when an agent
+# hangs or dies. The outcomes' values mean nothing here.
 # Usage: dry_run.sh PROBE_WITH_FAKE_AGENTS
 set -euo pipefail
 probe=$1
@@ -17,7 +17,7 @@ count=$("$probe" list | wc -l)
 grep -q "^-- $count experiments, 0 without a result" "$work/all" || { cat "$work/all" >&2; fail "some experiments gave no result"; }
 [ "$(grep -c '"name":' "$work/all.json")" -eq "$count" ] || fail "the JSON file lacks experiments"
 
-malloc=4 memory_info=9  # of the operations in common.h
+malloc=4 memory_info=9  # numbers of the operations in common.h
 FAKE_CRASH_OP=$malloc "$probe" run --only ipc_latency,env --json "$work/crash.json" > "$work/crash"
 grep -q 'agent-died' "$work/crash" || { cat "$work/crash" >&2; fail "an agent's death was not noticed"; }
 grep -q '^-- 2 experiments' "$work/crash" || fail "it ended with its agent"

@@ -173,10 +173,10 @@ static A spawn(AgentOpt o = {}) {
 // ---------------------------------------------------------------- reporting
 struct Report {
   std::string outcome = "ok";
-  std::vector<std::pair<std::string, std::string>> kv;  // value already JSON
+  std::vector<std::pair<std::string, std::string>> kv;  // the second string is already JSON
   void add(const std::string& k, const std::string& v) {
     kv.push_back({k, v});
-    printf("@@P \"%s\":%s\n", k.c_str(), v.c_str());  // kept by the orchestrator if this experiment is cut off
+    printf("@@P \"%s\":%s\n", k.c_str(), v.c_str());  // the orchestrator keeps this line if it cuts the experiment off
     fflush(stdout);
   }
   void num(const std::string& k, double v, int prec = 1) {
@@ -216,7 +216,7 @@ static std::string szName(size_t b) {
     snprintf(t, sizeof t, "%zuK", b / KiB);
   return t;
 }
-// wait until free memory seen by agent a is back to at least want bytes; returns ms or -1
+// Waits until agent a sees at least want bytes free again; returns ms or -1.
 static double waitFree(Agent& a, int64_t want, int limitMs = 5000) {
   double t0 = nowUs();
   while ((nowUs() - t0) * 1e-3 < limitMs) {
@@ -446,7 +446,7 @@ static void e_ipc_exporter_killed() {
   R.num("nvmlB_after", nvml().procMiB(b->pid), 0);
   R.outcome = k.rc == 0 && k.v[0] == k.v[2] ? "survives exporter SIGKILL" : "lost on exporter SIGKILL";
   {
-    A d = spawn();  // an agent of its own: this call may hang
+    A d = spawn();  // a new agent: the call may hang
     R.rc("newOpenOfDeadExportersHandle", d->call(OP_IPC_OPEN, {n}, g.blob, {}, nullptr, 4000));
   }
   R.rc("close", b->call(OP_IPC_CLOSE, {o.v[0]}));
@@ -513,7 +513,7 @@ static void e_ipc_importer_killed() {
   R.rc("exporterFree", fr);
   R.num("sharedMemBackMs", waitFree(*obs, f0 - 64 * (int64_t)MiB), 1);
 }
-static void e_kill_inflight() {  // when do GPU writes of a SIGKILLed process really stop: signal, socket EOF, waitpid?
+static void e_kill_inflight() {  // Do GPU writes of a SIGKILLed process stop at the signal, socket EOF, or waitpid?
   A a = spawn(), b = spawn();
   NEED(a);
   NEED(b);
@@ -681,7 +681,7 @@ static void fdOutlives(bool noCtx, bool useNvml) {
   }
   double u1 = used();
   a->kill9();
-  sleepMs(1500);  // now no CUDA process of ours exists; this controller only holds the fd
+  sleepMs(1500);  // no CUDA process of the probe exists now; only this controller holds the fd
   double u2 = used();
   A b = spawn();
   NEED(b);
@@ -709,7 +709,7 @@ static void e_vmm_fd_outlives() {
 }
 static void e_vmm_fd_outlives_no_nvml() {
   fdOutlives(false, false);
-}  // nothing but the fd keeps the device open
+}  // only the fd keeps the device open
 static void e_vmm_no_context_owner() {
   fdOutlives(true, true);
 }
@@ -878,7 +878,7 @@ static void e_fresh_zero() {
       },
       false, n);
   zeroRound("vmm.killed", mkVmm, nullptr, true, n);
-  // same process: what the user-mode driver does with its own freed blocks
+  // Does the user-mode driver clear its own freed blocks for the same process?
   A a = spawn();
   NEED(a);
   for (size_t s : {1 * MiB, 64 * MiB, 2 * GiB}) {
@@ -1231,7 +1231,7 @@ static void e_graph_imported() {
   R.outcome = k.v[0] == k.v[2] ? "graph replay on imported memory works" : "WRONG DATA";
 }
 
-static void e_free_blocks() {  // which calls wait for running kernels, own or another process's?
+static void e_free_blocks() {  // Do calls wait for running kernels of the same process, or of another process?
   A a = spawn(), b = spawn();
   NEED(a);
   NEED(b);
@@ -1321,7 +1321,7 @@ const std::vector<std::pair<std::string, int>>& experimentList() {
 }
 int expMain(const char* name) {
   signal(SIGPIPE, SIG_IGN);
-  rlimit l;  // 1000 fds are in play in one experiment
+  rlimit l;  // an experiment uses 1000 fds
   if (!getrlimit(RLIMIT_NOFILE, &l) && l.rlim_cur < 8192) {
     l.rlim_cur = std::min<rlim_t>(8192, l.rlim_max);
     setrlimit(RLIMIT_NOFILE, &l);

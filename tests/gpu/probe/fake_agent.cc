@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fake_agent.cc - a CPU stand-in for agent.cu, used only to dry-run the controllers on a machine
-// without a GPU (harness test: message flow, timeouts, kills). Its numbers mean nothing.
+// without a GPU (harness test: message flow, timeouts, kills). The stand-in's numbers mean nothing.
 #include <sys/mman.h>
 #include <thread>
 #include "common.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// probe.cc - orchestrator: one child per experiment, timeouts, JSON.
+// probe.cc - the orchestrator: a child per experiment, timeouts, JSON.
 #include "common.h"
 
 static std::string slurpUntil(int fd, pid_t pg, double deadlineUs, bool& timedOut) {
@@ -88,7 +88,7 @@ int main(int argc, char** argv) {
       bool to;
       std::string out = slurpUntil(pf[0], p, nowUs() + limit * 1e6, to);
       close(pf[0]);
-      kill(-p, SIGKILL);  // nothing of this experiment stays behind
+      kill(-p, SIGKILL);  // ends all processes of this experiment
       int st = 0;
       waitpid(p, &st, 0);
       line = field(out, "@@LINE ");
@@ -101,7 +101,7 @@ int main(int argc, char** argv) {
           snprintf(w, sizeof w, "controller died, signal %d", WTERMSIG(st));
         else
           snprintf(w, sizeof w, "controller exit %d", WEXITSTATUS(st));
-        std::string part;  // whatever it had established before it was cut off
+        std::string part;  // results before the cut-off
         for (size_t i = out.find("@@P "); i != std::string::npos; i = out.find("@@P ", i + 4))
           part += (part.empty() ? "" : ",") + field(out.substr(i), "@@P ");
         line = e.first + ": " + w + " (" + part + ")";
@@ -114,7 +114,7 @@ int main(int argc, char** argv) {
     fflush(stdout);
     all += (first ? "\n" : ",\n") + js;
     first = false;
-    FILE* f = fopen(json, "w");  // rewritten after each experiment: a cut-off run still leaves its results
+    FILE* f = fopen(json, "w");  // a new file after each experiment: a cut-off run still leaves its results
     if (f) {
       fprintf(f, "%s\n]}\n", all.c_str());
       fclose(f);

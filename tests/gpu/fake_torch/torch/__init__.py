@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands for PyTorch where there is none: as much of it as unmodified_program.py uses, over the driver alone.
+"""Stands in for PyTorch on machines without PyTorch: the functions that unmodified_program.py uses, over the driver
+alone.
 
-It has no cache: a tensor is an allocation of the driver, by the way that PYTORCH_CUDA_ALLOC_CONF names. CUDA graphs and
-NCCL it has not.
+The stand-in has no cache: a tensor is an allocation of the driver, by the way that PYTORCH_CUDA_ALLOC_CONF names. CUDA
+graphs and NCCL are missing.
 """
 import ctypes
 import os
@@ -55,7 +56,7 @@ _context.made = False
 
 
 class _Mapped:
-    """Memory by handle, as in expandable segments."""
+    """Memory by handle, like expandable segments."""
 
     def __init__(self, size):
         self.size = -(-size // _GRANULE) * _GRANULE
@@ -76,7 +77,7 @@ class _Mapped:
 
 
 class _Pooled:
-    """Memory of the device's pool, by streams."""
+    """Memory of the device's pool, in stream order."""
 
     def __init__(self, size):
         self.address = ctypes.c_ulonglong()
