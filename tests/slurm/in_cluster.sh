@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Run by run.sh as root of a new Debian, which has Slurm: a cluster of one machine, set up by deploy/slurm/README.md.
+# run.sh runs this script as root of a new Debian with Slurm: deploy/slurm/README.md sets up a cluster of a single
+# machine.
 . /test/machine.sh
 explain() {
   squeue --all || true
@@ -9,14 +10,14 @@ explain() {
   tail -n 30 /var/log/slurm/*.log /tmp/vrambrokerd*.log /tmp/gpu2.log | cut -c1-300
 }
 
-# ---- A machine: its name and address, users, Slurm's daemons and this one as their units run them ----
+# ---- A machine: its name and address, users, Slurm's daemons and vrambrokerd, run like their units ----
 
 hostname gpu1
 ip link set lo up
-ip address add 10.77.0.1/32 dev lo  # Slurm does without a machine's loopback address
+ip address add 10.77.0.1/32 dev lo  # Slurm needs an address besides the loopback address
 printf '127.0.0.1 localhost\n10.77.0.1 gpu1\n' > /etc/hosts
 useradd --create-home alice
-useradd --create-home bob  # in the daemon's group, once that is there
+useradd --create-home bob  # in the daemon's group, once the group exists
 mkdir -p tree/build/release/packages /var/spool/slurmd.gpu{1,2} /run/munge /var/log/slurm /test/jobs
 chmod 1777 /test/jobs
 cp ./*.deb tree/build/release/packages/
@@ -69,7 +70,7 @@ serves() {
 node_is() { [ "$(sinfo --noheader --Node --nodes "$1" --format %T 2> /dev/null)" = "$2" ]; }
 
 say "deploy/slurm/README.md, command by command"
-# The package's configuration is for a GPU. Its daemon is to be there when the rule is read.
+# The package's configuration is for a GPU. The daemon must run when Slurm reads the rule.
 dpkg -i ./vrambroker_*.deb > /dev/null
 usermod --append --groups vrambroker bob
 sed -i 's/^device: .*/device: "host"/; s/^# capacity: .*/capacity: "256MiB"/; s/^http_address: .*/http_address: "off"/' \
@@ -77,7 +78,7 @@ sed -i 's/^device: .*/device: "host"/; s/^# capacity: .*/capacity: "256MiB"/; s/
 start_daemon
 python3 guides_test.py tree deploy/slurm/README.md
 
-# ---- What the tests ask and do ----
+# ---- Questions and actions of the tests ----
 
 # submit USER MIB COMMAND [OPTION...]: sets $job to the number of a job of 8 tasks, whose output is $job.out.
 cd /test/jobs
@@ -90,14 +91,14 @@ state() { scontrol show job "$1" --oneliner | grep -o 'JobState=[A-Z_]*' | cut -
 has_ended() { case $(state "$1") in COMPLETED | FAILED | CANCELLED | NODE_FAIL) ;; *) false ;; esac; }
 figure() { vramctl claim show "slurm-$1" --format json 2> /dev/null | tr -d ' \n' | grep -o "\"$2\":[0-9]*" | head -1 | cut -d: -f2; }
 reserved() { [ "$(figure "$1" reserved_bytes)" = $(($2 << 20)) ]; }
-# Of the daemons of both nodes, which answer.
+# Compares the claims of both nodes' daemons; both daemons must answer.
 claims_are() {
   local all
   all=$(vramctl claim ls --format json && nsenter --target $gpu2 --mount --root --wd=/ vramctl claim ls --format json) || return 1
   [ "$(grep -o '"name": "slurm-[0-9.]*' <<< "$all" | cut -d'"' -f4 | sort | xargs)" = "$*" ]
 }
 lines() { [ "$(cat "${@:2}" 2> /dev/null | wc -l)" = "$1" ]; }
-# refused TEXT COMMAND...: it fails, and says this. What holds memory until it is interrupted does not hold up the test.
+# refused TEXT COMMAND...: expects that COMMAND fails and says TEXT. A timeout ends a command that holds memory.
 refused() {
   local text=$1
   shift
@@ -202,7 +203,7 @@ until_true eval '[ "$(limits)" = "$((20 << 20)) $((30 << 20))" ]'
 until_true claims_are ""
 
 say "Without the resource nothing is given, whatever the job says"
-# nothing USER COMMAND TEXT: a job without the resource is refused, and told so.
+# nothing USER COMMAND TEXT: expects that a job without the resource is refused, and told TEXT.
 nothing() {
   submit "$1" 0 "$2 || echo refused" -w gpu1
   until_true has_ended "$job"
@@ -214,10 +215,10 @@ nothing bob 'vramctl hold 1MiB' "the right CLIENT"
 nothing bob 'VRAMBROKER_SOCKET_DIR=/run/vrambroker vramctl hold 1MiB' "the right CLIENT"
 submit alice 0 'vramctl claim ls' -w gpu1 --exclusive
 until_true has_ended "$job"
-until_true grep -q '256.00 MiB' "$job.out"  # Slurm gives such a job all that the node has
+until_true grep -q '256.00 MiB' "$job.out"  # Slurm gives an exclusive job all of the node's resource
 submit alice 0 'echo "dir: $VRAMBROKER_SOCKET_DIR"' -w gpu1 --export=ALL,VRAMBROKER_SOCKET_DIR=/run/vrambroker/claims/slurm-1
 until_true has_ended "$job"
-until_true grep -qx 'dir: ' "$job.out"  # another job's directory has not come along
+until_true grep -qx 'dir: ' "$job.out"  # the variable with another job's directory is gone
 
 say "A daemon that is down delays a job; what could not be removed is removed later"
 kill -TERM $daemon
@@ -250,7 +251,7 @@ submit alice 20 "VRAMBROKER_SOCKET_DIR=/run/vrambroker/claims/slurm-$again exec 
 thief=$job
 until_true reserved "$again" 36
 pkill -STOP -f 'vramctl hold 4MiB'
-# In the first two seconds after a job has ended slurmd itself leaves its prolog out.
+# In the first two seconds after a job's end slurmd itself skips the job's prolog.
 requeue() {
   scontrol requeue "$again"
   until_true is_forgotten "$again"
@@ -274,7 +275,7 @@ scancel "$again"
 until_true claims_are ""
 
 say "slurmctld is away when a job is about to start"
-# It is stopped between its message to slurmd and the plugin's question to it. Where it was too early, once more.
+# Stops slurmctld between its message to slurmd and the plugin's question to slurmctld. Tries again after an early stop.
 asks() { grep -q "waits for slurmctld, to ask what job $job may have" /var/log/slurm/slurmd.gpu1.log; }
 has_started() { [ "$(state "$job")" != PENDING ]; }
 for _ in $(seq 20); do
@@ -302,7 +303,7 @@ until_true has_ended "$job"
 until_true claims_are ""
 
 say "What slurmd has not seen the end of is removed when it starts, and later on"
-# left_behind JOB: as of a job that has had no epilog.
+# left_behind JOB: makes the traces of a job without an epilog.
 left_behind() {
   vramctl claim create "slurm-$1" --owner bob > /dev/null
   echo "$(id -u bob) 0" > "/run/vrambroker-slurm/$1"
@@ -315,7 +316,7 @@ until_true has_left
 start_slurmd
 until_true claims_are ""
 left_behind 997
-submit alice 64 'srun -n1 vramctl hold 16MiB' -w gpu1  # the prolog, which does not ask so soon
+submit alice 64 'srun -n1 vramctl hold 16MiB' -w gpu1  # the job's prolog does not ask slurmctld again so soon
 until_true reserved "$job" 16
 claims_are "slurm-$job slurm-997" || fail "slurmctld was asked again at once"
 touch -d '1 hour ago' /run/vrambroker-slurm/lock
@@ -339,7 +340,7 @@ until_true claims_are ""
 say "What plugstack.conf says counts, and a prolog that fails is made good as the guide says"
 setting() { sed -i "s|^required.*|required spank_vrambroker.so $*|" /etc/slurm/plugstack.conf.d/vrambroker.conf; }
 is_held() { squeue --noheader --jobs "$job" --format %r | grep -i held; }
-# runs_after_failing TEXT: the job is held, slurmd's log says this; then it is released.
+# runs_after_failing TEXT: expects that the job is held and slurmd's log says TEXT; then releases the job, which runs.
 runs_after_failing() {
   until_true is_held
   until_true node_is gpu1 drained
@@ -348,7 +349,7 @@ runs_after_failing() {
   [ -n "$(pgrep -u vrambroker vrambrokerd)" ] || start_daemon
   scontrol update NodeName=gpu1 State=RESUME
   scontrol release "$job"
-  scontrol update JobId="$job" StartTime=now+5  # not two minutes after it was queued again
+  scontrol update JobId="$job" StartTime=now+5  # without the update Slurm waits two minutes after the requeue
   until_true has_ended "$job"
   until_true grep -q "slurm-$job" "$job.out"
   until_true claims_are ""

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Slurm's jobs and their claims: a real Slurm in a new Debian, with the packages of a build. Usage: run.sh BUILD_DIR
+# Tests Slurm's jobs and their claims: a real Slurm in a new Debian, with the packages of a build. Usage: run.sh
+# BUILD_DIR
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 if [ "$(id -u)" -ne 0 ]; then
