@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Containers that are given claims: two of one claim share one limit, nobody sees another claim, and what a killed container
-# held comes back. Their image is that of image_test.sh.
+# Tests containers with claims: two containers of a claim share its limit, no container sees another claim, and the
+# memory of a killed container comes back. The containers use the image of image_test.sh.
 own_network=--net
 . "$(dirname "$0")/podman.sh"
 daemon=""
@@ -24,7 +24,7 @@ start_daemon() {
   until_true serves "$1"
 }
 contained() { podman run --network=none "$@"; }
-# refused TEXT COMMAND...: it fails, and says this.
+# refused TEXT COMMAND...: expects that COMMAND fails and says TEXT.
 refused() {
   local text=$1
   shift

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# deploy/compose.yaml without Grafana, which is in no package: the daemon, Prometheus, which finds it, and two clients.
-# Its image is that of image_test.sh.
-own_network=--net  # it publishes ports
+# Tests deploy/compose.yaml without Grafana, which no package has: the daemon, Prometheus, which finds the daemon, and
+# two clients. The services use the image of image_test.sh.
+own_network=--net  # the services publish ports
 . "$(dirname "$0")/podman.sh"
 for tool in docker-compose prometheus curl; do
   command -v $tool > /dev/null || fail "needs $tool: deploy/packages.sh test"
@@ -24,7 +24,7 @@ service=$!
 end() {
   local code=$?
   [ $code = 0 ] || cat "$work/service.log" >&2
-  # Again: that which others depend on goes after them.
+  # Removes twice: a container goes after the containers that depend on it.
   for _ in 1 2; do podman rm --all --force > /dev/null 2>&1 || true; done
   kill $service
   wait $service || true
@@ -32,7 +32,7 @@ end() {
 trap end EXIT
 until_true test -S "$work/podman.sock"
 export DOCKER_HOST=unix://$work/podman.sock
-# The Compose of Debian 12 does not know the project's name in the file.
+# Debian 12's Compose does not know the project's name in the file.
 sed '/^name:/d' "$source_dir/deploy/compose.yaml" > "$work/compose.yaml"
 compose() { docker-compose -p vrambroker-test --project-directory "$source_dir/deploy" -f "$work/compose.yaml" --profile demo "$@"; }
 compose up --detach --no-build vrambroker prometheus trainer evaluator

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# deploy/Dockerfile, built for real: on Debian as it comes from its packages. The image starts the daemon, and serves a client in
-# another container. The other tests use the image, built from WORK_DIR/source.
+# Builds deploy/Dockerfile for real, on Debian from its packages. The image starts the daemon, and the daemon serves a
+# client in another container. Later tests use the image, built from WORK_DIR/source.
 . "$(dirname "$0")/podman.sh"
 trap 'podman rm --all --force > /dev/null 2>&1 || true' EXIT
 
 say "The image"
 base_image debian:12-slim
-# What it is built on, with a compiler cache, which outlives the test.
+# Makes the base image, with a compiler cache that outlives the test.
 cache=$(ccache --get-config cache_dir)
 podman build --quiet --pull=never --network=host -t docker.io/library/debian:12 - > /dev/null << 'END'
 FROM docker.io/library/debian:12-slim

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Real containers for tests, by podman. To be sourced by a script that root runs. The script goes on in a mount namespace of
-# its own, and in a network namespace of its own if it sets own_network=--net, so that the machine's containers, networks
-# and files are left alone. Only empty control groups stay.
-# work: a folder of all scripts' own. Usage of all scripts: NAME_test.sh WORK_DIR BUILD_DIR
+# Real containers for tests, by podman. A script of root sources this file. The script goes on in a mount namespace of
+# its own, and in a network namespace of its own if the script sets own_network=--net, so the machine's containers,
+# networks and files stay untouched. Only empty control groups stay.
+# work: a folder for all scripts. Usage of all scripts: NAME_test.sh WORK_DIR BUILD_DIR
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 source_dir=$(realpath "$here/../..")
@@ -16,7 +16,7 @@ for tool in podman crun ip mmdebstrap; do
 done
 if [ -z "${IN_OWN_MOUNT_NAMESPACE:-}" ]; then exec env IN_OWN_MOUNT_NAMESPACE=1 unshare --mount ${own_network:-} "$0" "$@"; fi
 if [ -n "${own_network:-}" ]; then ip link set lo up; fi
-# Where there are control groups of both versions, crun takes version 1 if version 2 cannot be seen.
+# On machines with control groups of both versions, crun takes version 1 if version 2 is hidden.
 if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
 resolv=$(cat /etc/resolv.conf)
 mkdir -p /var/lib/cni
@@ -28,8 +28,8 @@ fi
 mkdir /run/lock
 
 driver=overlay
-if [ "$(stat -f -c %T "$work")" = overlayfs ]; then driver=vfs; fi  # one overlay cannot lie on another
-# Images and containers of these tests alone. The limits that podman would set by itself may be above those of this shell.
+if [ "$(stat -f -c %T "$work")" = overlayfs ]; then driver=vfs; fi  # an overlay cannot lie on another overlay
+# Images and containers of these tests alone. podman's own default limits may exceed this shell's limits.
 cat > "$work/storage.conf" << END
 [storage]
 driver = "$driver"
@@ -52,7 +52,7 @@ echo 'unqualified-search-registries = []' > "$work/registries.conf"
 export DISABLE_HC_SYSTEMD=true  # no timers of the machine
 export CONTAINERS_CONF=$work/containers.conf CONTAINERS_STORAGE_CONF=$work/storage.conf CONTAINERS_REGISTRIES_CONF=$work/registries.conf
 
-# base_image NAME: Debian, made here of the packages that this machine gets, as an image of this name. No registry is asked.
+# base_image NAME: makes an image of this name with Debian, from the packages that this machine gets. Asks no registry.
 base_image() {
   if [ ! -f "$work/base.tar" ]; then
     local sources=/etc/apt/sources.list.d/debian.sources

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# `vramctl claim cdi --preload` in a container whose image preloads a library of its own: deploy/CONTAINERS.md.
+# Tests `vramctl claim cdi --preload` in a container whose image preloads a library of its own: deploy/CONTAINERS.md.
 . "$(dirname "$0")/podman.sh"
 daemon=""
 end() {
@@ -25,7 +25,7 @@ until_true serves
 vramctl claim create team --limit 64MiB
 vramctl claim cdi team --preload
 
-# loads LIBRARY... -- ARGUMENT...: what of both libraries a container has loaded that is started so.
+# loads LIBRARY... -- ARGUMENT...: expects that a container with these arguments loads exactly these of both libraries.
 loads() {
   local expected=() found
   while [ "$1" != -- ]; do expected+=("$1") && shift; done
