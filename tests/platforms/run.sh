@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What a newcomer does, on bare Debians that have `main` alone and neither compilers nor tools. In the first: quickstart.sh installs,
-# builds without a warning, and runs. In each: the packages that tests/run.sh installs are there.
-# Usage: run.sh [--packages] [SUITE...]   the last part alone; default: trixie bookworm
+# Follows a newcomer on bare Debians that have `main` alone and neither compilers nor tools. On the first Debian
+# quickstart.sh installs, builds without a warning, and runs. Each Debian has the packages that tests/run.sh installs.
+# Usage: run.sh [--packages] [SUITE...]   --packages: checks the packages only; default suites: trixie bookworm
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../support/shell.sh"
@@ -26,7 +26,7 @@ log=$work/output.log
 explain() { tail -n 40 "$log"; }
 mirror=$(mirror_of_debian)
 
-# in_root SUITE COMMAND...: its output goes to the log, and to people.
+# in_root SUITE COMMAND...: runs COMMAND; the output goes to the log, and to the terminal.
 in_root() {
   local suite=$1
   shift
@@ -46,7 +46,7 @@ for suite; do
   mkdir "$work/$suite/vrambroker"
   git -C "$here/../.." ls-files -z | tar -C "$here/../.." --null --files-from=- -c | tar -x -C "$work/$suite/vrambroker"
   if $first; then
-    # A compiler cache saves compiling what has not changed since the last time.
+    # A compiler cache saves the compilation of unchanged files.
     if [ -d "$cache" ]; then
       mkdir "$work/$suite/ccache"
       mount --bind "$cache" "$work/$suite/ccache"
