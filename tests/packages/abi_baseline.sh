@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Writes the baseline that install_test.sh compares the C library with. Only after fields or functions were added: what a
-# program has been compiled with stays as it is while VRAMBROKER_ABI_VERSION does.
+# Writes install_test.sh's baseline for the C library. Run the script only after additions of fields or functions:
+# existing fields and functions stay unchanged while VRAMBROKER_ABI_VERSION does.
 # Usage: abi_baseline.sh BUILD_DIR
 set -euo pipefail
 cd "$(dirname "$0")/../.."

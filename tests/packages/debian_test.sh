@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The Debian packages of a build, in a new Debian that has nothing else: they install, all that they bring works there,
-# and when they are purged nothing is left.
+# Tests the Debian packages of a build in a new, otherwise empty Debian: the packages install, all their programs work,
+# and a purge leaves no file.
 # Usage: debian_test.sh BUILD_DIR
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

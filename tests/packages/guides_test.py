@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs every command and program of the README and the guides, from top to bottom. Usage: guides_test.py TREE GUIDE...
 
-TREE is a copy of the source tree, on a machine with the packages installed and the service running; in_debian.sh calls it
-as root. Each guide is one bash, run by the user that the guide is for. A command must succeed, unless its comment says
-"exit code N". A fenced block is run by its language (sh, python, cpp, c, textproto); one that cannot be run here says so
-where only the source shows it: ```sh not run: REASON
+TREE is a copy of the source tree, on a machine with the packages installed and the service running; in_debian.sh calls
+the script as root. Each guide is a single bash, run by the guide's kind of reader. A command must succeed, unless its
+comment says "exit code N". The test runs a fenced block by its language (sh, python, cpp, c, textproto); a block that
+cannot run here says so in the source only: ```sh not run: REASON
 """
 import pathlib
 import re
@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = ("deploy/",)  # guides in these folders are for operators, others for users
+ROOT = ("deploy/",)  # guides in these folders are for operators, all remaining guides for users
 BLOCK = re.compile(r"^```(?P<language>\w*)(?: not run: (?P<reason>[^\n]+))?\n(?P<text>.*?)^```$", re.M | re.S)
-# The packages are installed: what quickstart.sh would build is there.
+# The packages are installed, so the guides need no build by quickstart.sh.
 STAND_INS = {"./deploy/quickstart.sh": "./deploy/quickstart.sh --build-dir build/release --seconds 1"}
 
 PROLOGUE = r"""
@@ -34,7 +34,8 @@ trap end EXIT
 
 
 def background(command):
-    """What to wait for when a command was left running: a second, as a reader would, can be too short on a busy machine."""
+    """Waits for the effect of a background command: the reader's wait of a second can be too short on a busy
+    machine."""
     words = shlex.split(command, comments=True)
     if words[0] == "vrambrokerd":
         return f"until_true 'vramctl status --socket-dir {words[words.index('--socket-dir') + 1]} > /dev/null 2>&1'"
@@ -43,7 +44,7 @@ def background(command):
 
 
 def shell_lines(text, place):
-    """Each command of a block, with a check of its exit code."""
+    """Yields each command of a block, with a check of its exit code."""
     for command in re.sub(r"\\\n\s*", " ", text).splitlines():
         bare = " ".join(shlex.split(command, comments=True))
         if not bare:
@@ -58,7 +59,7 @@ def shell_lines(text, place):
 
 
 def whole_program(language, text):
-    """A fragment as a program."""
+    """Makes a program of a fragment."""
     if "main(" in text:
         return text
     headers = {"cpp": "#include <vrambroker/client.h>\n#include <iostream>\n",
@@ -89,7 +90,7 @@ def block_lines(language, text, place, folder):
 
 
 def script(tree, guide, folder):
-    """The commands of a guide as a script, and how many blocks it runs."""
+    """Returns the commands of a guide as a script, and the number of blocks that the script runs."""
     markdown = (tree / guide).read_text()
     fences = len(re.findall(r"^```", markdown, re.M))
     lines, blocks, seen = [PROLOGUE, f"cd {shlex.quote(str(tree))}"], 0, 0

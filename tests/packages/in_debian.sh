@@ -1,15 +1,15 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Run by debian_test.sh, through new_debian.sh, as root of the new Debian, beside the packages.
+# debian_test.sh runs this script through new_debian.sh, as root of the new Debian, beside the packages.
 . /test/machine.sh
 explain() { tail -n 50 /tmp/*.log; }
-# as USER COMMAND...: without any privilege, as a login would.
+# as USER COMMAND...: runs COMMAND without any privilege, like a login.
 as() { setpriv --reuid="$1" --regid="$1" --init-groups --inh-caps=-all --bounding-set=-all --reset-env "${@:2}"; }
-# Everything but what the package manager and the test itself write.
+# Lists all files, except the files of the package manager and of the test itself.
 files() { find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /test -o -path /tmp -o -path /var -o -path /home -o -path /run/systemd -o -path '/etc/*-' \) -prune -o -print | sort; }
 
-# The loopback device is down at first: SIOCSIFFLAGS with IFF_UP.
+# Starts the loopback device, which is down at first: SIOCSIFFLAGS with IFF_UP.
 python3 -c 'import fcntl, socket, struct
 fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14x", b"lo", 1))'
 files > /tmp/before
@@ -67,7 +67,7 @@ cat /tmp/bob.log
 say "What a killed client held comes back: the daemon sees that nobody maps it any more"
 kill -KILL "$(cd /proc && grep -lx vramctl [0-9]*/comm | cut -d/ -f1)"
 until_true held 0
-# Virtual machines have been seen that let not even root look into their first process.
+# Some virtual machines let not even root look into their first process.
 unreadable=$(for process in /proc/[0-9]*; do cat "$process/maps" > /dev/null 2>&1 || [ ! -d "$process" ] || echo "$process"; done | wc -l)
 said=$(sed -n 's/.* \([0-9]*\) process\(es\)\? cannot be inspected.*/\1/p' /tmp/daemon.log)
 [ "${said:-0}" -le "$unreadable" ] || fail "the daemon may look into fewer processes than root"
@@ -99,7 +99,7 @@ chown -R alice: tree
 as alice mkdir -p tree/build/release/server tree/build/release/client
 ln -s /usr/bin/vrambrokerd tree/build/release/server/
 ln -s /usr/bin/vramctl tree/build/release/client/
-python3 guides_test.py tree README.md   # its daemon has the port of the page
+python3 guides_test.py tree README.md   # the guide's daemon has the port of the page
 kill -TERM $daemon_pid
 wait $daemon_pid || fail "the daemon did not stop well"
 sed -i 's/^http_address: .*/http_address: "localhost:9477"/' /etc/vrambroker/vrambroker.textproto

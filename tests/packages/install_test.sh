@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What cmake --install puts somewhere can be moved, and found by find_package and pkg-config; the headers stand alone. The
-# client libraries build without what only the daemon and the tools need. The interface of libvrambroker.so.1 has not changed.
+# Checks that the files of cmake --install can be moved, and found by find_package and pkg-config; the headers stand
+# alone. The client libraries build without the daemon's and the tools' dependencies. The interface of
+# libvrambroker.so.1 is unchanged.
 # Usage: install_test.sh BUILD_DIR
 set -euo pipefail
 build_dir=$1
@@ -16,7 +17,7 @@ cleanup() {
   rm -rf "$work" "$alone"
 }
 trap cleanup EXIT
-werror=()  # where warnings are judged: tests/run.sh
+werror=()  # tests/run.sh decides whether warnings are errors
 if grep -q '^VRAMBROKER_WERROR:BOOL=ON$' "$build_dir/CMakeCache.txt"; then werror=(-Werror); fi
 . "$source_dir/tests/support/shell.sh"
 
@@ -101,6 +102,6 @@ sed "/<class-decl name='vrambroker_device'/s/size-in-bits='[0-9]*'/size-in-bits=
 if compare "$work/other.abi" > "$work/abi.log"; then cat "$work/abi.log"; fail "abidiff does not see a struct of another size"; fi
 code=0
 compare "$baseline" || code=$?
-# Bits of abidiff's code: 1 and 2 an error, 4 a change that somebody has to judge, 8 one that breaks programs.
+# Bits of abidiff's code: 1 and 2 an error, 4 a change that needs a person's judgement, 8 a change that breaks programs.
 [ $((code & 11)) -eq 0 ] || fail "programs that were built with an older version would break (abidiff: $code)"
 [ $code -eq 0 ] || fail "the interface has changed. If things were added only: tests/packages/abi_baseline.sh $build_dir"

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# What scripts that new_debian.sh runs have in common. To be sourced, as root of the new Debian.
+# Common code for scripts that new_debian.sh runs. Root of the new Debian sources this file.
 set -euo pipefail
 cd /test
 . ./shell.sh
 
-# How the unit runs vrambrokerd: its own user, two capabilities.
+# Runs vrambrokerd like its unit: its own user, two capabilities.
 as_the_unit=(setpriv --reuid=vrambroker --regid=vrambroker --init-groups --no-new-privs
              --bounding-set=-all,+sys_ptrace,+checkpoint_restore --inh-caps=-all,+sys_ptrace,+checkpoint_restore
              --ambient-caps=-all,+sys_ptrace,+checkpoint_restore)
 
-# A sudo for the guides' commands. The new Debian has none.
+# Makes a sudo for the guides' commands. The new Debian has none.
 put_sudo() {
   cat > /usr/local/bin/sudo << 'END' && chmod +x /usr/local/bin/sudo
 #!/bin/sh

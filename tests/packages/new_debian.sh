@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs a script in a new Debian, beside machine.sh, the Debian packages of a build and the source tree. The script is root there,
-# in a pid and a network namespace of its own: what it leaves running ends with it, and all ports are free.
-# Usage: new_debian.sh BUILD_DIR SCRIPT PACKAGE,PACKAGE... [FILE...]   what Debian has in addition; files beside the script
+# Runs a script in a new Debian, beside machine.sh, the Debian packages of a build and the source tree. The script is
+# root there, in a pid and a network namespace of its own: its processes end with the script, and all ports are free.
+# Usage: new_debian.sh BUILD_DIR SCRIPT PACKAGE,PACKAGE... [FILE...]
+#   PACKAGE: an additional package of Debian; FILE: a file beside the script
 set -euo pipefail
 build_dir=$(realpath "$1") script=$(realpath "$2") wanted=$3
 shift 3
@@ -20,7 +21,7 @@ mkdir "$work/test"
 (cd "$work" && cpack --config "$build_dir/CPackConfig.cmake" -B "$work/packages" > "$work/cpack.log") || { cat "$work/cpack.log" >&2; exit 1; }
 mv "$work"/packages/*.deb "$work/test/"
 cp -r "$script" "$here/machine.sh" "$here/../support/shell.sh" "$here/guides_test.py" "$@" "$work/test/"
-# What a reader of the guides has: the source, and the demos that quickstart.sh builds.
+# Copies the files of a guide's reader: the source, and the demos that quickstart.sh builds.
 git -C "$here/../.." ls-files -z | tar -C "$here/../.." --null --files-from=- -c \
   | tar -x --one-top-level="$work/test/tree"
 mkdir -p "$work/test/tree/build/release/deploy"
@@ -28,7 +29,7 @@ cp "$build_dir"/deploy/vrambroker-{demo,fragmentation} "$work/test/tree/build/re
 chmod 755 "$work" "$work/test"
 ls -l "$work/test"
 
-# What the packages depend on, the first alternative of each.
+# Lists the packages' dependencies, the first alternative of each.
 depends=$(for package in "$work"/test/*.deb; do dpkg-deb -f "$package" Depends; done | tr ',' '\n' \
   | sed 's/[|(].*//; s/ //g; /vrambroker/d; /^$/d' | sort -u | paste -sd,)
 sources=/etc/apt/sources.list.d/debian.sources
