@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboards fit the types of Grafana's SDK, and Grafana's component library draws them, from live data.
 
-Needs Node.js with npm, its registry, and Chromium. Without them it is skipped, but not where CI is set.
-Pictures and what was installed stay in $VRAMBROKER_DRAWN_DIR.
+Needs Node.js with npm, its registry, and Chromium. Without them the test is skipped; with CI set the test fails
+instead. Pictures and installed packages stay in $VRAMBROKER_DRAWN_DIR.
 """
 import hashlib
 import json
@@ -20,14 +20,14 @@ from load import LoadedTest
 HERE = pathlib.Path(__file__).parent
 FOLDER = pathlib.Path(os.environ.get("VRAMBROKER_DRAWN_DIR", "drawn"))
 CAPTION = "drawn with Grafana's component library, not with Grafana"
-# What the library says outside of Grafana, and why that is no fault.
-EXPECTED = [r"/public/fonts/",  # its package does not bring Grafana's fonts
+# Messages of the library outside of Grafana, with the reason why each message is no fault.
+EXPECTED = [r"/public/fonts/",  # the library's package lacks Grafana's fonts
             r"t\(\) was called before i18n was initialized"]  # texts are English then
 SKIP = 77  # SKIP_RETURN_CODE of CMakeLists.txt
 
 
 def install():
-    """Copies draw/ to FOLDER and installs what it needs there; a text says why that is not possible."""
+    """Copies draw/ to FOLDER and installs its packages there; returns a text if the installation is not possible."""
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             return f"there is no {program}"
@@ -40,14 +40,14 @@ def install():
     wanted = hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return None
-    # npm ci itself tries for minutes before it says that there is no registry.
+    # npm ci itself tries for minutes before it reports a missing registry.
     patience = ["--fetch-retries=5", "--fetch-timeout=120000"] if os.environ.get("CI") else [
         "--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-timeout=20000"]
     probe = subprocess.run(["npm", "view", "ajv", "version", *patience],
                            cwd=FOLDER, capture_output=True, text=True, check=False)
     if probe.returncode != 0:
         return f"npm's registry does not answer:\n{probe.stderr}"
-    # Nothing of what is installed needs a script of its own to be run.
+    # No installed package needs a script of its own to run.
     result = subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error",
                              "--fetch-retries=5", "--fetch-timeout=120000"],
                             cwd=FOLDER, capture_output=True, text=True, check=False)
@@ -75,7 +75,7 @@ class SchemaTest(unittest.TestCase):
         self.assertEqual(result.stderr, "")
         faults = result.stdout.splitlines()[:-1]
         self.assertEqual([fault for fault in faults if not fault.startswith("broken.json")], [])
-        for what in ("lineWidht", "expression", "calcs", "refreshes"):  # it would notice
+        for what in ("lineWidht", "expression", "calcs", "refreshes"):  # the schema would find the fault
             self.assertTrue([fault for fault in faults if what in fault], what)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What deploy/grafana, deploy/prometheus and deploy/compose.yaml say, as far as it can be checked without running them."""
+"""Checks deploy/grafana, deploy/prometheus and deploy/compose.yaml without running them."""
 import importlib.util
 import os
 import pathlib
@@ -79,7 +79,7 @@ class DashboardFilesTest(unittest.TestCase):
                     used = set(re.findall(r"\$(\w+)", query))
                     self.assertLessEqual(used - set(boards.INTERVALS), known)
                     for selector in re.findall(r"(?<![:\w])(?:vrambroker|process)_\w+(?:\{([^}]*)\})?", query):
-                        if query != "vrambroker_build_info":  # where the variable job comes from
+                        if query != "vrambroker_build_info":  # the variable job comes from vrambroker_build_info
                             self.assertIn('job=~"$job"', selector)
 
     def test_links_lead_to_each_other(self):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real daemon under a load whose figures are known, and a real Prometheus that scrapes it with the rules that we ship.
+"""Runs a real daemon under a load with known figures, and a real Prometheus that scrapes it with the shipped rules.
 
-The environment is set by CMakeLists.txt.
+CMakeLists.txt sets the environment.
 """
 import contextlib
 import json
@@ -22,11 +22,11 @@ import urllib.parse
 import urllib.request
 
 SOURCE = pathlib.Path(os.environ.get("VRAMBROKER_SOURCE", pathlib.Path(__file__).parents[2]))
-PATIENCE = 600  # seconds until what is waited for counts as hanging
+PATIENCE = 600  # seconds until a wait counts as hanging
 KIB, MIB = 1 << 10, 1 << 20
 
 CAPACITY = 320 * MIB
-# Nothing decays: every figure stays as the load left it. Clients may be slow.
+# No idle memory decays: every figure stays as the load left it. Clients may be slow.
 CONFIG = """
 device: "host" host_devices: 2 capacity: "320MiB" http_address: "127.0.0.1:0" idle_decay: "1h"
 client_timeout: "20s"
@@ -37,7 +37,7 @@ rules { name: "guests" tenant: "guests" }
 
 
 def wait_for(what, condition):
-    """The first true answer of condition(). It may raise AssertionError as long as it is not true yet."""
+    """Returns the first true answer of condition(). Until then condition() may raise AssertionError."""
     deadline = time.monotonic() + PATIENCE
     while True:
         failure = None
@@ -52,7 +52,7 @@ def wait_for(what, condition):
 
 
 class Daemon:
-    """vrambrokerd with two host devices; everything happens on device 0."""
+    """Runs vrambrokerd with two host devices; everything happens on device 0."""
 
     def __init__(self):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="vrambroker-dashboards-"))
@@ -70,7 +70,7 @@ class Daemon:
                 break
         else:
             raise AssertionError("the daemon does not serve; its log:\n" + log)
-        # Nobody else reads it: the daemon must not wait for a full pipe.
+        # A thread reads the log: a full pipe would stop the daemon.
         threading.Thread(target=lambda: [None for _ in self._process.stderr], daemon=True).start()
 
     def metrics(self):
@@ -78,14 +78,14 @@ class Daemon:
             return answer.read().decode()
 
     def ctl(self, *words):
-        """What vramctl says, as JSON where it does."""
+        """Returns vramctl's output, as JSON where vramctl writes JSON."""
         out = subprocess.run([os.environ["VRAMCTL"], *words, f"--socket_dir={self.dir}", "--format=json"], check=True,
                              stdout=subprocess.PIPE, text=True, timeout=PATIENCE).stdout
         return json.loads(out) if out.startswith(("{", "[")) else out
 
     @contextlib.contextmanager
     def stopped(self):
-        """It answers nobody inside this `with`."""
+        """Stops the daemon inside the `with`, so that the daemon answers no request."""
         self._process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -100,7 +100,7 @@ class Daemon:
 
 
 class Client:
-    """A test_client process with a session of its own."""
+    """Runs a test_client process with a session of its own."""
 
     def __init__(self, daemon, name, limit="-", *options, claim=None):
         folder = daemon.dir / "claims" / claim if claim else daemon.dir
@@ -113,7 +113,7 @@ class Client:
         self._process.stdin.flush()
 
     def answer(self):
-        """The words of the answer; None when the command was refused for lack of memory."""
+        """Returns the words of the answer; None when the daemon refused the command for lack of memory."""
         words = self._process.stdout.readline().split()
         if words[:1] == ["ok"]:
             return words[1:]
@@ -126,7 +126,7 @@ class Client:
         return self.answer()
 
     def allocate(self, size):
-        """The buffer's index."""
+        """Allocates a buffer, and returns the buffer's index."""
         words = self.call("alloc", size)
         assert words is not None, f"{size} bytes were refused"
         return words[0]
@@ -138,13 +138,13 @@ class Client:
         assert self.call("alloc", size) is None, f"{size} bytes were not refused"
 
     def die_before_its_child(self):
-        """The process is killed, and a child that it has forked lives on, with all that it had open, until kill()."""
+        """Kills the process; its forked child lives on until kill(), with all open files of the process."""
         assert self.call("fork") is not None
         self._process.kill()
         self._process.wait()
 
     def kill(self):
-        """And a child of it, which goes when its input ends."""
+        """Kills the process and its child, which ends with its input."""
         self._process.kill()
         self._process.wait()
         self._process.stdin.close()
@@ -152,18 +152,18 @@ class Client:
 
 
 class Load:
-    """Who holds what on device 0, in MiB (limit): a block is in use unless it says otherwise.
+    """Memory of each session on device 0, in MiB (limit): a block is in use unless the line says otherwise.
 
     serve-api (160, 64 guaranteed)  40, 1000 bytes in a segment of 2, and a free segment of 12
     train-a (80)                    8 blocks of 5, and as many holes of 5 between them, in 4 segments of 20
     notebook (20)                   16, in the claim lab (128, 16 guaranteed)
     train-d                         24, which train-c had before
-    train-b                         nothing any more: its 60 were reclaimable, and guest-big needed them
+    train-b                         0: its 60 were reclaimable, and guest-big needed them
     guest-big                       60
-    guest-late                      nothing; waits for 50
-    guest-ended                     10; an operator has ended its session, and it has not let go
+    guest-late                      0; waits for 50
+    guest-ended                     10; an operator has ended its session, and the client has not let go
     steady                          half a MiB in a segment of 2
-    left behind                     30, of guest-dead, which was killed and whose child holds it open
+    left behind                     30, of guest-dead, whose killed process has a child that holds the memory open
     cached                          14, of train-e, which said goodbye
     """
     LEASED = (54 + 80 + 16 + 24 + 60 + 10 + 2) * MIB
@@ -174,7 +174,7 @@ class Load:
     FRAGMENTED = LEASED - ALLOCATED - RECLAIMABLE
     CACHED = 14 * MIB
     LEFT_BEHIND = 30 * MIB
-    COMMITTED = LEASED + (30 + 10) * MIB  # 30 left behind, 10 of serve-api's guarantee that it does not hold
+    COMMITTED = LEASED + (30 + 10) * MIB  # 30 left behind, 10 of serve-api's guarantee that serve-api does not hold
 
     def __init__(self, daemon, prometheus):
         self._clients = []
@@ -191,7 +191,7 @@ class Load:
         return self._daemon.ctl("sessions")["sessions"]
 
     def _leave(self, client, name):
-        """Ends the session. The client may say goodbye before the daemon knows."""
+        """Ends the session, and waits for the end: the client may say goodbye before the daemon knows."""
         assert client.call("goodbye") is not None
         wait_for(f"{name} to be gone", lambda: all(session["name"] != name for session in self._sessions()))
 
@@ -227,7 +227,7 @@ class Load:
         ended.allocate(10 * MIB)
         self._daemon.ctl("end", "guest-ended")
 
-        # Counters that start before Prometheus has seen them would seem not to have counted.
+        # Waits for a scrape: Prometheus must see a counter before its first count.
         self._prometheus.wait_until_scraped()
         big.allocate(60 * MIB)  # 20 are left; 60 of train-b are reclaimable
         hasty.refused(40 * MIB)
@@ -240,25 +240,26 @@ class Load:
         self._leave(train_e, "train-e")
 
     def work(self, seconds):
-        """What rates are of: allocations, refusals, and sessions that come, take over what the daemon caches, and go."""
+        """Makes events for rates: allocations, refusals, and sessions that come, take over the daemon's cache, and
+        go."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._steady.free(self._steady.allocate(512 * KIB))
             self._notebook.refused(8 * MIB)
             self.ooms["limit"] += 1
             visitor = Client(self._daemon, "train-visitor")
-            visitor.allocate(14 * MIB)  # what train-e left
+            visitor.allocate(14 * MIB)  # memory left by train-e
             self._leave(visitor, "train-visitor")
             visitor.kill()
             time.sleep(0.1)  # a pace, not a wait
 
     def rest(self):
-        """guest-late waits. Then nothing happens any more, and Prometheus knows."""
-        late = self._client("guest-late", "-", "wait_ms=3600000")  # the longest that is allowed
+        """Lets guest-late wait. Then the load stands still, and Prometheus knows."""
+        late = self._client("guest-late", "-", "wait_ms=3600000")  # the longest allowed wait
         late.send("alloc", 50 * MIB)
         wait_for("guest-late to wait", lambda: any(
             device["waiting"] for session in self._sessions() for device in session["devices"] if session["name"] == "guest-late"))
-        for session in self._sessions():  # who is asked reports at once
+        for session in self._sessions():  # a session reports at once when asked
             if session["state"] == "active":
                 self._daemon.ctl("summary", str(session["id"]))
         self._prometheus.wait_until_scraped()
@@ -280,7 +281,7 @@ class Prometheus:
             config = config.replace(old, new)
         (self.dir / "prometheus.yml").write_text(config, encoding="utf-8")
         shutil.copy(shipped / "vrambroker.rules.yml", self.dir)
-        for _ in range(5):  # somebody else may take the port between the choice and its use
+        for _ in range(5):  # another process may take the port between the choice and its use
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 self.address = "127.0.0.1:%d" % free.getsockname()[1]
@@ -302,7 +303,7 @@ class Prometheus:
             return None
 
     def get(self, path, **parameters):
-        """The data of /api/v1/PATH; AssertionError when Prometheus refuses it."""
+        """Returns the data of /api/v1/PATH; AssertionError when Prometheus refuses the query."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters, doseq=True)}"
         try:
             with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
@@ -311,17 +312,18 @@ class Prometheus:
             raise AssertionError(f"{path} {parameters}: {error.read().decode()}") from error
 
     def get_range(self, expr, start):
-        """The result by the second from `start` until `at`."""
+        """Returns the result by the second from `start` until `at`."""
         return self.get("query_range", query=expr, start=start, end=self.at, step=1)["result"]
 
     def value(self, expr, **when):
-        """The value of a query with one result, now or at `time`."""
+        """Returns the value of a query with a single result, now or at `time`."""
         result = self.get("query", query=expr, **when)["result"]
         assert len(result) == 1, f"{expr}: {result}"
         return float(result[0]["value"][1])
 
     def wait_until_scraped(self):
-        """Until the daemon has been scraped twice from now on, and the recording rules evaluated after that."""
+        """Waits until Prometheus scrapes the daemon twice from now on, and evaluates the recording rules after the
+        scrapes."""
         def scrape_after(moment):
             wait_for("a scrape", lambda: self.value("max(timestamp(vrambroker_build_info))") > moment)
 
@@ -333,12 +335,12 @@ class Prometheus:
             at = self.value("max(timestamp(gpu_client:vrambroker_limit_usage:ratio))")
             if at <= now:
                 return None
-            # A scrape that is too slow takes the values of the moment at which it began away. One that began after `at` has
-            # ended, so none that began before it still runs.
+            # A scrape that is too slow removes the values of the moment at which the scrape began. A scrape that began
+            # after `at` has ended, so no scrape that began before `at` still runs.
             scrape_after(at)
             return at if self.get("query", query="vrambroker_build_info", time=at)["result"] else None
-        # Seconds since 1970: a moment at which every series has a value, now and for ever. Queries of what the load holds are of
-        # this moment, or end at it.
+        # Seconds since 1970: a moment at which every series has a value, now and for ever. Queries of the load's memory
+        # ask for this moment, or end at the moment.
         self.at = wait_for("recording rules", whole)
 
     def close(self):
@@ -348,7 +350,8 @@ class Prometheus:
 
 
 class LoadedTest(unittest.TestCase):
-    """What its tests find: a daemon that has been under the known load for WORK_SECONDS and rests, and a Prometheus that saw it."""
+    """Prepares its tests: a daemon that rests after WORK_SECONDS under the known load, and a Prometheus that saw the
+    load."""
 
     @classmethod
     def setUpClass(cls):
@@ -362,5 +365,5 @@ class LoadedTest(unittest.TestCase):
         cls.load.build_up()
         cls.load.work(cls.WORK_SECONDS)
         cls.load.rest()
-        # Seconds since 1970. In whole seconds before `at`, so that queries by the second end exactly there.
+        # Seconds since 1970, whole seconds before `at`, so that queries by the second end exactly at `at`.
         cls.began = cls.prometheus.at - math.ceil(cls.prometheus.at - began)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Asks the promtool of Prometheus 3, from Debian sid, what dashboards_files asks the promtool of this machine, of Prometheus 2:
-# ranges of Prometheus 3 are open on the left.
+# Asks the promtool of Prometheus 3, from Debian sid, the questions of dashboards_files to this machine's promtool of
+# Prometheus 2: ranges of Prometheus 3 are open on the left.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../support/shell.sh"

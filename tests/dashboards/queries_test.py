@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every query of the dashboards, run by a real Prometheus on a real daemon: it finds something, and the right figures."""
+"""Runs every query of the dashboards on a real Prometheus with a real daemon: each query finds the right figures."""
 import html.parser
 import itertools
 import json
@@ -17,10 +17,10 @@ from load import CAPACITY, KIB, MIB, PATIENCE, Load, LoadedTest, wait_for
 
 
 CHROMIUM = os.environ.get("CHROMIUM", "chromium")
-# Panels whose queries may find nothing, and why.
+# Panels whose queries may find no series, with the reason.
 MAY_BE_EMPTY = {("overview", "Programs that nobody counts"): "host devices do not tell"}
 
-# What is exported and on no dashboard, and why.
+# Exported metrics that no dashboard shows, with the reason.
 NOT_SHOWN = {"vrambroker_device_processes_known": "for those who alert on it; vramctl status says why it is 0"}
 
 # Known figures on device 0: by dashboard and panel, then by legend.
@@ -57,7 +57,7 @@ OVERVIEW = {
     "Failed scrapes, last hour": {"": 0},
     "Rejected configurations": {"": 0},
 }
-# Of train-a alone: four segments of 20 MiB, each with two used blocks of 5 and two holes of 5.
+# Figures of train-a alone: four segments of 20 MiB, each with two used blocks of 5 and two holes of 5.
 TRAIN_A = {
     "Reserved, % of limit": {"": 1},
     "Allocated, % of limit": {"": 0.5},
@@ -90,23 +90,23 @@ SERVE_API = {
 
 
 def fragmented_share(device):
-    """FRAG, of what vramctl's JSON has of a session or a claim on a device."""
+    """Computes FRAG from vramctl's JSON for a session or a claim on a device."""
     return device["inactive_split_bytes"] / device["reserved_bytes"] if device["reserved_bytes"] > 0 else 0
 
 
 def as_text(count):
-    """As vramctl writes it; for less than a GiB."""
+    """Writes a size like vramctl; for less than a GiB."""
     return f"{count / MIB:.2f} MiB"
 
 
 def long_bytes(count):
-    """As the page writes it; for less than a GiB."""
+    """Writes a size like the page; for less than a GiB."""
     unit, divisor = ("MiB", MIB) if count >= MIB else ("KiB", KIB) if count >= KIB else ("B", 1)
     return f"{count} B" if divisor == 1 else f"{count / divisor:.2f} {unit}"
 
 
 def short_bytes(count):
-    """As vramctl writes it where there is little room; for less than 1000 MiB."""
+    """Writes a size like vramctl in a narrow column; for less than 1000 MiB."""
     if count < 1000:
         return f"{count}B" if count else "0"
     value, unit = (count / KIB, "K") if count / KIB < 1000 else (count / MIB, "M")
@@ -114,7 +114,7 @@ def short_bytes(count):
 
 
 def top_rows(screen):
-    """{session, or "claim " and its name: {word: text}} of device 0."""
+    """Returns {session, or "claim " and its name: {word: text}} of device 0."""
     lines = screen.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("NAME "))
     heading = lines[first].split()
@@ -129,10 +129,10 @@ def top_rows(screen):
 
 
 class Drawn(html.parser.HTMLParser):
-    """What the page shows of device 0: `figures` by name, the words of its `bar`, and `rows` of sessions and claims by column; and
-    all its `text`, with what is shown where the pointer rests."""
+    """Reads the page's view of device 0: `figures` by name, the words of its `bar`, and `rows` of sessions and claims
+    by column; and all its `text`, with the texts shown under the pointer."""
 
-    COLUMNS = (None, None, "allocated", "reclaimable", "fragmented", "frag")  # as sessions.js has them
+    COLUMNS = (None, None, "allocated", "reclaimable", "fragmented", "frag")  # the columns of sessions.js
 
     def __init__(self, document):
         super().__init__()
@@ -183,7 +183,7 @@ class DashboardsTest(LoadedTest):
     WORK_SECONDS = 22  # for rates over 20 s
 
     def run_target(self, target, **chosen):
-        """{labels: [values]}."""
+        """Returns {labels: [values]}."""
         expr = boards.fill_in(target["expr"], **chosen)
         if target["instant"]:
             return [(series["metric"], [float(series["value"][1])])
@@ -224,7 +224,7 @@ class DashboardsTest(LoadedTest):
                         reasons = {series["metric"]["reason"] for series in found}
                         if name == "overview":
                             self.assertEqual(reasons, set(self.load.ooms))
-                        else:  # the others are of a session that was gone at once
+                        else:  # the remaining reasons belong to a session that was gone at once
                             self.assertLessEqual({"limit", "fragmentation"}, reasons)
                     for label in re.findall(r"\{\{(\w+)\}\}", annotation["titleFormat"]):
                         self.assertTrue(all(label in series["metric"] for series in found), f"no label {label}")
@@ -323,7 +323,7 @@ class DashboardsTest(LoadedTest):
                 self.assertEqual(table["Waiting"][key], len(device["waiting"]), key)
 
     def test_one_word_one_number_everywhere(self):
-        """The words of deploy/GLOSSARY.md: each place that shows one for device 0 shows the same number."""
+        """Checks the words of deploy/GLOSSARY.md: each place that shows a word for device 0 shows the same number."""
         numbers = {"capacity": CAPACITY, "free": CAPACITY - Load.COMMITTED, "reserved": Load.RESERVED,
                    "allocated": Load.ALLOCATED, "fragmented": Load.FRAGMENTED, "reclaimable": Load.RECLAIMABLE, "cached": Load.CACHED, "left behind": Load.LEFT_BEHIND,
                    "quarantined": Load.LEFT_BEHIND + 10 * MIB, "unknown": 0, "unreserved": CAPACITY - Load.RESERVED}
@@ -373,7 +373,7 @@ class DashboardsTest(LoadedTest):
         self.expect_sessions(page.rows, "the page as it is drawn", long_bytes)
 
     def expect_sessions(self, rows, place, as_size):
-        """rows: {name: {word: text}}."""
+        """`rows` is {name: {word: text}}."""
         sessions = {session["name"]: session["devices"][0] for session in self.daemon.ctl("sessions")["sessions"]}
         claims = {f"claim {claim['name']}": claim["devices"][0] for claim in self.daemon.ctl("claim", "ls")["claims"]}
         for claim in claims.values():
@@ -394,7 +394,7 @@ class DashboardsTest(LoadedTest):
             page = json.load(answer)
         with urllib.request.urlopen(f"http://{self.daemon.http}/api/v1/map?device=0", timeout=PATIENCE) as answer:
             segments = json.load(answer)["segments"]
-        for state, bytes_held in (("idle", Load.CACHED), ("quarantined", Load.LEFT_BEHIND)):  # as the page draws them
+        for state, bytes_held in (("idle", Load.CACHED), ("quarantined", Load.LEFT_BEHIND)):  # states of the page
             self.assertEqual(sum(segment["bytes"] for segment in segments if segment["state"] == state), bytes_held, state)
         fields = {"capacity": "capacity_bytes", "free": "free_bytes", "reserved": "reserved_bytes", "allocated": "allocated_bytes",
                   "fragmented": "inactive_split_bytes", "reclaimable": "reclaimable_bytes", "unknown": "unknown_bytes", "cached": "idle_bytes",
@@ -405,7 +405,7 @@ class DashboardsTest(LoadedTest):
         for place, sessions in (("sessions", self.daemon.ctl("sessions")["sessions"]), ("page's sessions", page["sessions"])):
             held = [session["devices"][0] for session in sessions]
             for word in ("allocated", "fragmented", "reclaimable"):
-                field = {"reclaimable": "idle_bytes"}.get(word, fields[word])  # a session's word for what it would give back
+                field = {"reclaimable": "idle_bytes"}.get(word, fields[word])  # a session's reclaimable bytes
                 self.assertEqual(sum(device[field] for device in held), found["page"][word], f"{place}: {word}")
         return found
 
@@ -434,15 +434,15 @@ class DashboardsTest(LoadedTest):
                               stdout=subprocess.PIPE, timeout=PATIENCE, env={**os.environ, "COLUMNS": "400", "LC_ALL": "C"}).stdout
 
     def status_table(self):
-        """The words of the heading, and of the line of device 0."""
+        """Returns the words of the heading, and of the line of device 0."""
         lines = self.ctl_text("status").splitlines()
         first = next(i for i, line in enumerate(lines) if line.startswith("DEVICE"))
         return [re.split(r"\s{2,}", line.strip()) for line in (lines[first], lines[first + 1])]
 
     def top_screen(self):
-        """What `top` draws, on the screen of tmux."""
+        """Returns the output of `top`, on the screen of tmux."""
         socket = self.daemon.dir / "tmux"
-        tmux = ["tmux", "-N", "-u", "-S", str(socket)]  # -N: a server of its own would outlive the test
+        tmux = ["tmux", "-N", "-u", "-S", str(socket)]  # -N: a server started by this command would outlive the test
         environment = {**os.environ, "LC_ALL": "C.UTF-8", "NO_COLOR": "1"}
         with subprocess.Popen(["tmux", "-D", "-u", "-S", str(socket), "-f", "/dev/null"], env=environment) as server:
             try:
@@ -458,10 +458,10 @@ class DashboardsTest(LoadedTest):
                 server.kill()
 
     def page_as_drawn(self):
-        """The document that Chromium has when the page's own program has shown what the daemon says."""
+        """Returns Chromium's document after the page's own program has shown the daemon's figures."""
         with tempfile.TemporaryDirectory(prefix="vrambroker-chromium-") as profile:
             def drawn():
-                # The page's time is virtual: it goes on while nothing is fetched.
+                # The page's time is virtual: time goes on while no fetch runs.
                 document = subprocess.run(
                     [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
                      f"--user-data-dir={profile}", "--virtual-time-budget=3000", "--window-size=1600,1200", "--dump-dom",
@@ -475,7 +475,7 @@ class DashboardsTest(LoadedTest):
         fired = lambda: {series["metric"]["alertname"] for series in self.prometheus.get(  # noqa: E731
             "query", query='max_over_time(ALERTS{alertstate="firing"}[1h])')["result"]}
         wait_for("the critical alert", lambda: "VrambrokerFragmentationOom" in fired())
-        later = {"VrambrokerSessionOoms", "VrambrokerWaitingLong",  # where the tests take as long as these wait
+        later = {"VrambrokerSessionOoms", "VrambrokerWaitingLong",  # alerts that wait fire on a slow machine
                  "VrambrokerQuarantineStays", "VrambrokerSessionNearLimit", "VrambrokerOomRate"}
         wait_for("the other one", lambda: "VrambrokerSessionEndedAfterOom" in fired())  # guest-hasty
         self.assertEqual(fired() - later, {"VrambrokerFragmentationOom", "VrambrokerSessionEndedAfterOom"})
