@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""deploy/kubernetes fits together: kustomize base, chart, examples, and the programs that they start.
+"""Checks that deploy/kubernetes fits together: kustomize base, chart, examples, and the programs that they start.
 
 Usage: manifests_test.py BUILD_DIR WORK_DIR
-Needs kubectl, Go and two of its packages, and jsonschema. Without them it is skipped, but not where CI is set.
+Needs kubectl, Go and two of its packages, and jsonschema. Without them the test is skipped; with CI set the test fails
+instead.
 """
 import copy
 import json
@@ -22,12 +23,12 @@ OF_HELM = ("app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "helm.s
 
 
 def without_hash(text):
-    """The name of a generated ConfigMap without the hash of its content."""
+    """Returns the name of a generated ConfigMap without the hash of its content."""
     return re.sub(r"^(vrambroker)-[a-z0-9]{10}$", r"\1", text)
 
 
 def compared(all_objects):
-    """Objects by kind and name, without what kustomize or Helm alone adds."""
+    """Returns objects by kind and name, without the additions of only kustomize or only Helm."""
     found = {}
     for each in copy.deepcopy(all_objects):
         if each["kind"] == "Namespace":
@@ -40,7 +41,7 @@ def compared(all_objects):
                     volume["configMap"]["name"] = without_hash(volume["configMap"]["name"])
         if each["kind"] == "ConfigMap":
             each["metadata"]["name"] = without_hash(each["metadata"]["name"])
-            each["metadata"].pop("labels", None)  # of Helm alone
+            each["metadata"].pop("labels", None)  # only Helm adds labels
         for labels in labels_in(each):
             for label in OF_HELM:
                 labels.pop(label, None)
@@ -49,7 +50,7 @@ def compared(all_objects):
 
 
 def labels_in(each):
-    """All maps of labels, and of labels to select."""
+    """Returns all maps of labels, and of selected labels."""
     spec = each.get("spec", {})
     maps = [each["metadata"].get("labels"), spec.get("selector", {}).get("matchLabels"), spec.get("template", {}).get("metadata", {}).get("labels")]
     return [labels for labels in maps if labels is not None]
@@ -64,7 +65,7 @@ def containers(all_objects):
 
 
 def options_of(command):
-    """{option: value} of a command line whose options are all --OPTION or --OPTION=VALUE."""
+    """Returns {option: value} of a command line whose options are all --OPTION or --OPTION=VALUE."""
     options = {}
     for word in command:
         if word.startswith("-"):
@@ -76,7 +77,7 @@ def options_of(command):
 
 
 def commands(all_objects):
-    """All command lines: (of what, words)."""
+    """Yields all command lines: (place, words)."""
     for each in all_objects:
         spec = each["spec"]["template"]["spec"] if each["kind"] == "DaemonSet" else each.get("spec", {})
         for container in spec.get("containers", []):
@@ -103,7 +104,7 @@ class KubernetesTest(unittest.TestCase):
 
 class ManifestsTest(KubernetesTest):
     def fits(self, all_objects):
-        """Volumes, paths, ports and labels of one rendering."""
+        """Checks volumes, paths, ports and labels of a rendering."""
         spec = daemon_set(all_objects)["spec"]["template"]["spec"]
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
         mounts = {}  # container: {path: mount}
@@ -112,7 +113,7 @@ class ManifestsTest(KubernetesTest):
         used = {mount["name"] for each in mounts.values() for mount in each.values()}
         self.assertEqual(used, set(volumes), "volumes, and what is mounted of them")
 
-        # What has a path of the host in it has the same in the container.
+        # A mounted path of the host has the same path in the container.
         for each in mounts.values():
             for path, mount in each.items():
                 if "hostPath" in volumes[mount["name"]]:
@@ -144,7 +145,7 @@ class ManifestsTest(KubernetesTest):
         self.assertEqual(volume["configMap"]["name"], config_map["metadata"]["name"])
         self.assertIn(config.name, config_map["data"])
 
-        # The metrics are where Prometheus looks, from the pod network.
+        # Prometheus scrapes the metrics from the pod network.
         address, _, port = daemon["--http-address"].rpartition(":")
         self.assertEqual(address, "0.0.0.0")
         self.assertEqual([each["containerPort"] for each in containers(all_objects)["vrambrokerd"]["ports"] if each["name"] == "metrics"], [int(port)])
@@ -280,7 +281,7 @@ class ProgramsTest(KubernetesTest):
 
 
 class ChartTest(KubernetesTest):
-    # What a user may give, and what has to be in the rendering then.
+    # A user's values, and texts that the rendering must then have.
     GOOD = [
         ({"image": {"repository": "registry.example.com:5000/gpu/vrambroker", "tag": "1.2", "pullPolicy": "Always"}},
          ["registry.example.com:5000/gpu/vrambroker:1.2", "'Always'"]),
@@ -306,7 +307,7 @@ class ChartTest(KubernetesTest):
          ["'limits': {'cpu': '1.5', 'memory': '1Gi'}", "'requests': {'cpu': 1, 'memory': '32Mi'}"]),
         ({"podMonitor": {"enabled": True, "interval": "1m", "labels": {"release": "prometheus"}}}, ["'interval': '1m'", "'release': 'prometheus'"]),
     ]
-    # What is refused, and the part that is named.
+    # Refused values, and the named part.
     BAD = [
         ({"gpuAcess": "cdi"}, "gpuAcess"),
         ({"image": {"name": "x"}}, "name"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects of deploy/kubernetes: of the kustomize folders, of the chart, of the examples, as Kubernetes gets them."""
+"""Renders the objects of deploy/kubernetes for Kubernetes: the kustomize folders, the chart, the examples."""
 import json
 import os
 import pathlib
@@ -15,12 +15,12 @@ BASE = KUBERNETES / "base"
 CHART = KUBERNETES / "chart"
 OVERLAYS = ("host", "runtime-class")
 EXAMPLES = sorted((KUBERNETES / "examples").glob("*.yaml"))
-GOPATH = pathlib.Path("/usr/share/gocode")  # of Debian's packages
+GOPATH = pathlib.Path("/usr/share/gocode")  # folder of Debian's packages
 SKIP = 77  # SKIP_RETURN_CODE of CMakeLists.txt
 
 
 def skip(problem):
-    """Ends the test: what it needs is not there."""
+    """Ends the test: a needed program or package is missing."""
     print(f"deploy/kubernetes cannot be checked here: {problem}; on Debian 12 tests/run.sh --all installs what is missing")
     sys.exit(1 if os.environ.get("CI") else SKIP)
 
@@ -30,12 +30,12 @@ def run(*command, **options):
 
 
 def objects(text):
-    """Of a stream of YAML documents."""
+    """Returns the objects of a stream of YAML documents."""
     return [each for each in yaml.safe_load_all(text) if each is not None]
 
 
 def the(kind, all_objects):
-    """The only object of a kind."""
+    """Returns the only object of a kind."""
     found = [each for each in all_objects if each["kind"] == kind]
     if len(found) != 1:
         raise AssertionError(f"{len(found)} objects are a {kind}")
@@ -43,7 +43,7 @@ def the(kind, all_objects):
 
 
 class Renderer:
-    """Renders them by kubectl, and by helm_template.go, which it builds in `work`."""
+    """Renders the objects by kubectl, and by helm_template.go, which the renderer builds in `work`."""
 
     def __init__(self, work):
         for program in ("kubectl", "go"):
@@ -72,7 +72,7 @@ class Renderer:
         return [path]
 
     def values(self, over):
-        """What the templates see when a user gives `over`."""
+        """Returns the templates' values for a user's values `over`."""
         done = run(self.helm_template, "values", CHART, *self._files(over))
         if done.returncode != 0:
             raise AssertionError(done.stderr)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every object of deploy/kubernetes has the type that Kubernetes says: no field that it does not know, none of another type.
+"""Checks the types of deploy/kubernetes' objects against Kubernetes: no object has an unknown field, or a field of
+another type.
 
 Usage: types_test.py WORK_DIR
-Needs kubectl, Go and two of its packages, Node.js with npm and its registry, from which the types and the compiler come (types/).
-Without them it is skipped, but not where CI is set.
+Needs kubectl, Go and two of its packages, Node.js with npm and its registry, the source of the types and the compiler
+(types/). Without them the test is skipped; with CI set the test fails instead.
 """
 import copy
 import json
@@ -16,7 +17,7 @@ import unittest
 
 from rendered import EXAMPLES, KUBERNETES, OVERLAYS, Renderer, objects, run, skip, the
 
-# apiVersion and kind, and where the type is.
+# Maps apiVersion and kind to the place of the type.
 TYPES = {
     ("v1", "Namespace"): "kubernetes-models/v1/Namespace",
     ("v1", "ConfigMap"): "kubernetes-models/v1/ConfigMap",
@@ -27,7 +28,7 @@ TYPES = {
 
 
 def install(folder):
-    """Copies types/ to `folder` and installs what it needs there."""
+    """Copies types/ to `folder` and installs its packages there."""
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             skip(f"there is no {program}")
@@ -38,7 +39,7 @@ def install(folder):
     stamp = folder / "installed"
     if stamp.exists() and stamp.read_bytes() == lock:
         return
-    # Nothing of what is installed needs a script of its own to be run.
+    # No installed package needs a script of its own to run.
     done = run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=5", "--fetch-timeout=120000", cwd=folder)
     if done.returncode != 0:
         skip(f"npm ci failed: {done.stderr}")
@@ -62,7 +63,7 @@ class TypesTest(unittest.TestCase):
         (self.folder / f"{name}.ts").write_text(text, encoding="utf-8")
 
     def faults(self):
-        """{file: what is wrong with it}."""
+        """Returns {file: the compiler's complaint}."""
         done = run("node", "node_modules/typescript/bin/tsc", "--project", ".", "--pretty", "false", cwd=self.folder)
         found = {}
         for line in done.stdout.splitlines():
@@ -100,7 +101,7 @@ class TypesTest(unittest.TestCase):
 
         spec = lambda each: each["spec"]["template"]["spec"]
         daemon = lambda each: spec(each)["containers"][0]
-        broken = {  # name: (object, what is done to it, what is said)
+        broken = {  # name: (object, fault, expected complaint)
             "misspelt_in_spec": (daemon_set, lambda each: renamed(spec(each), "hostPID", "hostPid"), "hostPid"),
             "misspelt_in_mount": (daemon_set, lambda each: renamed(daemon(each)["volumeMounts"][0], "mountPath", "mountpath"), "mountpath"),
             "misspelt_in_probe": (daemon_set, lambda each: renamed(daemon(each)["livenessProbe"], "periodSeconds", "periodSecond"), "periodSecond"),

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds a Kubernetes from Debian's source package: kube-apiserver, kube-controller-manager, kube-scheduler and kubelet. It takes
-# about eight minutes on two cores, and 4 GB beside the programs until it ends. Usage: build.sh PROGRAMS_DIR
+# Builds a Kubernetes from Debian's source package: kube-apiserver, kube-controller-manager, kube-scheduler and kubelet.
+# The build takes about eight minutes on two cores, and 4 GB beside the programs until its end. Usage: build.sh
+# PROGRAMS_DIR
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../../support/shell.sh"
@@ -13,7 +14,7 @@ work=$(mktemp -d "$programs/build.XXXXXX")
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
 
 say "Debian's source package kubernetes"
-# The machine's own package sources, for source packages, in a list that only this script reads.
+# Uses the machine's own package sources, for source packages, in a list that only this script reads.
 mkdir -p "$work/apt/state/partial"
 if [ -f /etc/apt/sources.list.d/debian.sources ]; then
   sed 's/^Types:.*/Types: deb-src/' /etc/apt/sources.list.d/debian.sources > "$work/apt/own.sources"
@@ -35,7 +36,7 @@ echo "kubernetes $source_version"
 
 unset GOROOT GOFLAGS
 export GOPATH=$work/go GOCACHE=$work/cache GOPROXY=off GO111MODULE=off
-# The programs' version, as Kubernetes' own build sets it.
+# Sets the programs' version like Kubernetes' own build.
 IFS=. read -r major minor _ <<< "$version"
 flags="-s -w"
 for package in component-base/version client-go/pkg/version; do
@@ -52,7 +53,7 @@ build() {
 }
 build kubelet ./cmd/kubelet
 build openapi-gen ./vendor/k8s.io/kube-openapi/cmd/openapi-gen
-# Without the generated description of its API kube-apiserver does not compile.
+# kube-apiserver does not compile without the generated description of its API.
 inputs=$(grep -rl --include='*.go' '^// +k8s:openapi-gen=' pkg $(ls -d vendor/k8s.io/*/ | grep -vE 'code-generator|sample-apiserver') \
   | xargs -n1 dirname | LC_ALL=C sort -u | sed 's|^|k8s.io/kubernetes/|' | paste -sd,)
 "$work/built/openapi-gen" -i "$inputs" -p k8s.io/kubernetes/pkg/generated/openapi -O zz_generated.openapi \

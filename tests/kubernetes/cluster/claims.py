@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Says what a container's claims are, from `vramctl claim ls --format json` on standard input: of each, by its labels,
+"""Prints a container's claims, from `vramctl claim ls --format json` on standard input: for each claim, by its labels,
 a line NAMESPACE/POD/CONTAINER NAME LIMIT-MIB RESERVED-MIB SESSIONS. Usage: claims.py [NAMESPACE/POD[/CONTAINER]]"""
 import json
 import sys

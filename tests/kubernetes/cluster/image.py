@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes an image of layers, as `docker save` writes it. Usage: image.py FILE NAME COMMAND LAYER.tar..."""
+"""Makes an image of layers in the format of `docker save`. Usage: image.py FILE NAME COMMAND LAYER.tar..."""
 import hashlib
 import io
 import json

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Run by run.sh: the cluster, and what is to be seen on it. Usage: in_machine.sh WORK_DIR PROGRAMS_DIR
+# run.sh runs this script: starts the cluster, and checks the cluster. Usage: in_machine.sh WORK_DIR PROGRAMS_DIR
 . "$(dirname "$0")/machine.sh"
 explain() {
   kubectl get pods --all-namespaces --output wide || true
@@ -12,10 +12,10 @@ explain() {
 resource=vrambroker.dev/memory-256mi
 manifests=$work/source/deploy/kubernetes
 
-# ---- What the checks ask and do ----
+# ---- Questions and actions of the checks ----
 
 quietly() { "$@" > /dev/null 2>&1; }
-# refused TEXT COMMAND...: it fails, and says this. What holds memory until it is interrupted does not hold up the test.
+# refused TEXT COMMAND...: expects that COMMAND fails and says TEXT. A timeout ends a command that holds memory.
 refused() {
   local text=$1
   shift
@@ -27,11 +27,11 @@ units() { [ "$(kubectl get node gpu1 --output "jsonpath={.status.allocatable.vra
 in_daemon() { kubectl exec --namespace vrambroker daemonset/vrambroker --container vrambrokerd -- "$@"; }
 plugin_pod() { kubectl get pods --namespace vrambroker --field-selector status.phase=Running --output 'jsonpath={.items[0].metadata.name}'; }
 restarts() { kubectl get pods --namespace "$1" "${@:3}" --output "jsonpath={.items[*].status.containerStatuses[?(@.name==\"$2\")].restartCount}"; }
-# The claims of a pod or a container: NAMESPACE/POD/CONTAINER NAME LIMIT RESERVED SESSIONS, sizes in MiB.
+# Prints the claims of a pod or a container: NAMESPACE/POD/CONTAINER NAME LIMIT RESERVED SESSIONS, sizes in MiB.
 claims() { in_daemon vramctl claim ls --format json > answer 2> /dev/null && "$here/claims.py" "$@" < answer; }
 claim_is() { [ "$(claims "default/$1" | cut -d' ' -f3-)" = "$2" ]; }  # POD "LIMIT RESERVED SESSIONS"
 no_claims() { claims "$@" > left && [ ! -s left ]; }
-# pod NAME UNITS COMMAND [RESTART_POLICY]: one container, which runs a shell with this command. UNITS 0: none.
+# pod NAME UNITS COMMAND [RESTART_POLICY]: makes a pod with a container that runs COMMAND in a shell. UNITS 0: no units.
 pod() {
   local limits=""
   [ "$2" = 0 ] || limits="limits: {$resource: $2}"
@@ -51,7 +51,7 @@ phase() { [ "$(kubectl get pod "$1" --output 'jsonpath={.status.phase}')" = "$2"
 remove() { kubectl delete pod --wait "$@" > /dev/null; }
 served() { quietly kubectl rollout status --namespace vrambroker daemonset/vrambroker --timeout 1s && units "$1"; }
 plugin_log() { kubectl logs --namespace vrambroker "$(plugin_pod)" --container device-plugin "$@" 2> /dev/null; }
-# guide NUMBER: commands of the guide, as they are written there.
+# guide NUMBER: runs commands of the guide, word by word.
 guide() {
   "$here/guide.py" "$work/source/deploy/kubernetes/README.md" "$1" > guide
   (cd "$work/source" && bash "$work/machine/guide" 2>&1) | grep -v '^# Warning:' || fail "the guide's commands"
@@ -138,7 +138,7 @@ has_metrics() {
 until_true quietly has_metrics
 has_metrics
 
-# goes_on [UNITS]: `first` has its memory as before, the node its units, and a new pod gets some of them.
+# goes_on [UNITS]: expects `first` with its memory as before, the node with its units, and units for a new pod.
 goes_on() {
   until_true served "${1:-8}"
   until_true claim_is first "512 100 1"

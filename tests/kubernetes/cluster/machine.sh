@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# A machine with a cluster of its own: its only node, gpu1, is also the control plane. To be sourced by a script that run.sh starts
-# as the first process of new namespaces, with the arguments WORK_DIR PROGRAMS_DIR.
+# A machine with a cluster of its own: its only node, gpu1, is also the control plane. run.sh starts a script as the
+# first process of new namespaces, with the arguments WORK_DIR PROGRAMS_DIR; the script sources this file.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 work=$1 programs=$2
@@ -22,7 +22,7 @@ if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
 for controller in $(awk '$3 == "cgroup" { print $2 }' /proc/mounts); do
   mount --bind "$controller/$group" "$controller"
 done
-# kubelet writes into these. What the machine has stays as it is.
+# kubelet writes into copies of these settings. The machine's own settings stay unchanged.
 for setting in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
   mkdir -p "$work/machine/settings/$(dirname $setting)"
   cat /proc/sys/$setting > "$work/machine/settings/$setting"
@@ -34,7 +34,7 @@ ip address add $address/32 dev lo
 cd "$work/machine"
 mkdir logs cni
 
-# ---- What the programs are told ----
+# ---- Configuration of the programs ----
 
 : > resolv.conf
 openssl genrsa -out accounts.key 2048 2> /dev/null
@@ -47,7 +47,7 @@ users: [{name: admin, user: {token: cluster-test}}]
 contexts: [{name: one, context: {cluster: one, user: admin}}]
 current-context: one
 END
-# One overlay cannot lie on another.
+# An overlay cannot lie on another overlay.
 snapshotter=overlayfs
 if [ "$(stat -f -c %T "$work")" = overlayfs ]; then snapshotter=native; fi
 cat > containerd.toml << END
@@ -88,7 +88,8 @@ END
 
 # ---- Starting them ----
 
-# start NAME PROGRAM...: in the background, with a log of its own. Its process is ${process[NAME]}.
+# start NAME PROGRAM...: runs PROGRAM in the background, with a log of its own. ${process[NAME]} is the program's
+# process.
 declare -A process
 start() {
   "${@:2}" >> "logs/$1.log" 2>&1 &
@@ -103,7 +104,7 @@ runs() {
   for name in "${!process[@]}"; do kill -0 "${process[$name]}" 2> /dev/null || fail "$name has ended"; done
   "$@" > /dev/null 2>&1
 }
-# All that is no part of the control plane ends at once, and /run is lost.
+# Kills all programs outside of the control plane at once, and empties /run.
 restart_node() {
   local program kept=" 1 "
   for program in etcd kube-apiserver kube-controller-manager kube-scheduler; do kept+="${process[$program]} "; done

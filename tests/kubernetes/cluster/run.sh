@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# A real Kubernetes on this machine, with the image and the manifests of the project: does deploy/kubernetes do what its guide
-# says? By hand, by root, on Debian 12 with control groups of version 1. No registry is asked.
+# Tests deploy/kubernetes and its guide on a real Kubernetes on this machine, with the project's image and manifests.
+# Root runs the script by hand, on Debian 12 with control groups of version 1. The script asks no registry.
 # Usage: run.sh WORK_DIR BUILD_DIR PROGRAMS_DIR   a folder of its own, a build of the project, what build.sh has built
 #
-# All of it runs in namespaces of its own: mounts, processes, network, control groups. It has its own /run, /var/lib and /var/log,
-# and what it takes for the kernel's settings are files. So the machine stays as it is, also when this script is killed.
+# The cluster runs in namespaces of its own: mounts, processes, network, control groups. The cluster has its own /run,
+# /var/lib and /var/log, and files stand in for the kernel's settings. So the machine stays unchanged, even if SIGKILL
+# ends this script.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 source_dir=$(realpath "$here/../../..")
@@ -26,7 +27,7 @@ done
 settings() { sysctl vm.overcommit_memory vm.panic_on_oom kernel.panic kernel.panic_on_oops kernel.keys.root_maxkeys kernel.keys.root_maxbytes; }
 before=$(settings)
 
-# ---- Images: Debian of the packages that this machine gets, on it what bundle.sh makes of the build ----
+# ---- Images: Debian from the packages that this machine gets, with bundle.sh's output for the build ----
 
 say "Images"
 if [ ! -f "$work/base.tar" ]; then
@@ -51,11 +52,11 @@ rm -rf "$work/source"
 git -C "$source_dir" ls-files -z --cached --others --exclude-standard | tar -C "$source_dir" --null --files-from=- -c | tar -x --one-top-level="$work/source"
 "$build/server/vrambrokerd" --version
 
-# ---- Control groups of its own, removed whatever happens to this script ----
+# ---- The cluster's own control groups, removed whatever happens to this script ----
 
 group=vrambroker-cluster-$$
 remove_groups() {
-  cat > /dev/null  # until this script and all that it has started are gone
+  cat > /dev/null  # until this script and all its processes have ended
   for _ in $(seq 6000); do
     find /sys/fs/cgroup/*/$group -depth -type d -exec rmdir {} + > /dev/null 2>&1 || true
     ls -d /sys/fs/cgroup/*/$group > /dev/null 2>&1 || return 0
