@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The daemon's web page in a real browser. Without node, npm's registry or Chromium it is skipped (77), but in CI it fails.
+# Tests the daemon's web page in a real browser. Without node, npm's registry or Chromium the test is skipped (77), but
+# in CI the test fails.
 # Usage: run.sh WORK_DIR BUILD_DIR [--pictures DIR] [history] [page] [many]
-# Without names, all three tests run. Pictures go to WORK_DIR/pictures where no folder is named for them.
+# Without names, all three tests run. Pictures go to WORK_DIR/pictures if no folder is named.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=$1 build=$2
@@ -23,7 +24,7 @@ for tool in node npm chromium; do
 done
 mkdir -p "$work"
 cp "$here"/package.json "$here"/package-lock.json "$here"/*.mjs "$work"
-cp "$here"/../../server/http/web/format.js "$work"/format.mjs  # sizes as the page writes them
+cp "$here"/../../server/http/web/format.js "$work"/format.mjs  # the page's way to write sizes
 cp "$here"/../../server/http/web/history.js "$work"/history.mjs
 cp "$here"/../../server/http/web/map_layout.js "$work"/map_layout.mjs
 cd "$work"
@@ -32,7 +33,7 @@ if ! cmp -s package-lock.json installed; then
     || missing "npm ci failed: $(head -n 3 npm.log)"
   cp package-lock.json installed
 fi
-# The product's copy of the plotting library is that of its npm package.
+# The product's copy of the plotting library must equal the npm package's files.
 for file in dist/uPlot.iife.min.js dist/uPlot.min.css LICENSE; do
   cmp "node_modules/uplot/$file" "$here/../../server/http/web/uplot/${file##*/}"
 done
