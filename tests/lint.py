@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs clang-tidy on every C++ file that has changed since it last passed: lint.py BUILD_DIR [--jobs N] [FILE...]
 
-BUILD_DIR is of the preset `clang`, configured, with what is generated (targets vrambroker_proto, vrambroker_kubelet_proto and bench_health) built.
+BUILD_DIR belongs to the preset `clang`, configured, with generated files (targets vrambroker_proto,
+vrambroker_kubelet_proto and bench_health) built.
 
-A file has changed when any byte has of what decides its result: the file, everything that it includes, its compiler command,
-.clang-tidy, or clang-tidy itself. What passed is remembered in ~/.cache/vrambroker-lint ($XDG_CACHE_HOME), with paths relative
-to the source tree and the build folder, so that it serves other clones too.
+A file has changed when any byte of its inputs has changed: the file, every included file, the compiler command,
+.clang-tidy, or clang-tidy itself. ~/.cache/vrambroker-lint ($XDG_CACHE_HOME) remembers the passed files, with paths
+relative to the source tree and the build folder, so the cache serves other clones too.
 """
 import argparse
 import concurrent.futures
@@ -25,14 +26,16 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLANG_TIDY = os.environ.get("CLANG_TIDY", "clang-tidy-22")
 KEPT_DAYS = 30
 
-# libstdc++ 12 implements std::stable_sort by what newer clangs call deprecated. g++ reports what we use ourselves.
+# libstdc++ 12 implements std::stable_sort by functions that newer clangs call deprecated. g++ reports deprecated calls
+# of the project itself.
 COMMON = ["--extra-arg=-Wno-deprecated-declarations"]
-# (files, clang-tidy's arguments, why); the first that fits.
+# (files, clang-tidy's arguments, reason); the first rule that fits.
 ANALYZER = ["--extra-arg=-Xclang", "--extra-arg=-analyzer-config", "--extra-arg=-Xclang", "--extra-arg=mode=shallow"]
 NO_ANALYZER = ["--checks=-clang-analyzer-*"]
 RULES = (
     (r"allocator/device/cuda_device_absent\.cc|allocator/device/cuda_headers/", None, "not in this build"),
-    # Release and sanitizer builds compile several files at once. Here each is by itself: does it include what it needs?
+    # Release and sanitizer builds compile several files at once. Here clang checks each file alone: does the file
+    # include its needs?
     (r"tests/", ["--checks=-*,clang-diagnostic-*,misc-unused-using-decls"], "clang's warnings and thread-safety analysis only"),
     (r"client/vramctl/|deploy/|server/|allocator/wire/", NO_ANALYZER, "without the static analyzer, which takes long"),
     (r"allocator/|client/", ANALYZER, "where pointers are handled by hand; the deep mode takes three times as long as all the rest"),
@@ -41,7 +44,7 @@ RULES = (
 
 @functools.lru_cache(maxsize=None)
 def digest(path):
-    """Of a file's bytes; None where there is none."""
+    """Returns the digest of a file's bytes; None for a missing file."""
     try:
         return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
     except OSError:
@@ -63,7 +66,7 @@ class Linter:
         self.commands = {path.relative_to(ROOT).as_posix(): command for path, command in paths if path.is_relative_to(ROOT)}
 
     def portable(self, text):
-        """The same in every clone."""
+        """Returns a text that is the same in every clone."""
         return text.replace(str(self.build_dir), "{build}").replace(str(ROOT), "{root}")
 
     def local(self, text):
@@ -84,7 +87,7 @@ class Linter:
         return True
 
     def lint(self, name, arguments):
-        """(seconds, what is wrong, or ""). -H names the files that are included."""
+        """Returns (seconds, complaints, or ""). -H names the included files."""
         started = time.monotonic()
         run = subprocess.run([CLANG_TIDY, "--quiet", *COMMON, *arguments, "--extra-arg=-H", "-p", self.build_dir, ROOT / name],
                              capture_output=True, text=True, check=False)
@@ -95,7 +98,7 @@ class Linter:
             return seconds, run.stdout + said
         if not included:
             return seconds, f"{name}: {CLANG_TIDY} named no file that it includes; {said}"
-        directory = self.build_dir  # what names in compile_commands.json are relative to
+        directory = self.build_dir  # compile_commands.json's names are relative to this folder
         files = {os.path.realpath(os.path.join(directory, path)) for path in [*included, str(ROOT / name)]}
         entry = self.entry(name, arguments)
         temporary = entry.with_suffix(f".{os.getpid()}")
@@ -136,7 +139,7 @@ def main():
                 print(wrong, flush=True)
     linter.forget_old()
     for name in unknown:
-        # Which test programs there are depends on what is installed; what is shipped is always built.
+        # The installed packages decide which test programs exist; the build always has the shipped files.
         print(f"{name}: not in compile_commands.json, and so not looked at")
         failed += not name.startswith("tests/")
     for seconds, name in sorted(times, reverse=True)[:3]:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table at the end of run.sh, why tests were skipped, and what failing tests say: report.py FOLDER BEGAN
+"""Prints run.sh's final table, why tests were skipped, and the output of failing tests: report.py FOLDER BEGAN
 
-FOLDER has `phases` (name, seconds, ok or FAILED, by tabs) and what ctest wrote of each preset's tests (PRESET.xml). BEGAN is when
-run.sh began, in seconds since 1970: what was compiled later is in the build folders' .ninja_log.
+FOLDER has `phases` (name, seconds, ok or FAILED, by tabs) and ctest's report on each preset's tests (PRESET.xml). BEGAN
+is the start of run.sh, in seconds since 1970: the build folders' .ninja_log tells the files compiled later.
 """
 import collections
 import pathlib
@@ -22,7 +22,7 @@ def clock(seconds):
 
 
 def tests_of(path):
-    """[(seconds, name, result, output)], result as ctest calls it: run, fail, disabled, notrun."""
+    """Returns [(seconds, name, result, output)], with ctest's results: run, fail, disabled, notrun."""
     try:
         cases = xml.etree.ElementTree.parse(path).getroot().iter("testcase")
     except (OSError, xml.etree.ElementTree.ParseError):
@@ -31,7 +31,7 @@ def tests_of(path):
 
 
 def compiled_since(began):
-    """[(seconds, what)] of all presets."""
+    """Returns [(seconds, file)] of all presets."""
     found = {}
     for log in ROOT.glob("build/*/.ninja_log"):
         for line in log.read_text(encoding="utf-8").splitlines()[1:]:
@@ -50,7 +50,7 @@ def print_slowest(title, rows):
 
 
 def reason(output):
-    """Why a test was skipped: the line after GoogleTest's "FILE:LINE: Skipped", or the last line."""
+    """Returns why a test was skipped: the line after GoogleTest's "FILE:LINE: Skipped", or the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no reason given"]
     said = [after for line, after in zip(lines, lines[1:]) if line.endswith(": Skipped")]
     return said[0] if said else lines[-1]
@@ -64,14 +64,15 @@ def print_skipped(outputs):
 
 
 def telling(output):
-    """The lines that tell why a test failed: from GoogleTest's or a sanitizer's first report on, or else the last ones."""
+    """Returns the lines that tell why a test failed: from GoogleTest's or a sanitizer's first report on, or else the
+    last lines."""
     lines = output.splitlines()
     first = next((i for i, line in enumerate(lines) if re.search(r": Failure$|(WARNING|ERROR): \w+Sanitizer|: runtime error: ", line)), None)
     return lines[-LAST_LINES:] if first is None else lines[first : first + LAST_LINES]
 
 
 def print_failures(failures):
-    """The end of a long log is what people get to see, so the reason has to stand there."""
+    """Prints the failures last: people see the end of a long log, so the reason has to stand there."""
     for name, output in failures[:MOST_FAILURES]:
         print(f"\nWhat {name}, which failed, says")
         for line in telling(output):

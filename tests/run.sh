@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs what is missing, builds vrambroker with warnings as errors, and runs its tests. Ends with a table of what took how long.
+# Installs missing packages, builds vrambroker with warnings as errors, and runs its tests. Ends with a table of times.
 #
-#   --all      all that CI does: also layout and lint, packages, containers, other Debians, Slurm, sanitizers, fuzzing. Layout to
-#              Slurm are for Debian 12 with its security updates
+#   --all      all phases of CI: also layout and lint, packages, containers, other Debians, Slurm, sanitizers, fuzzing.
+#              Layout to Slurm are for Debian 12 with its security updates
 #   --jobs N   compile with N processes (default: the number of processors), test with a few more
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,7 +13,7 @@ all=false jobs=$(nproc)
 while [ $# -gt 0 ]; do
   case "$1" in
     --all) all=true ;;
-    --quick) ;;  # was the name of what is now the default
+    --quick) ;;  # the old name of today's default
     --jobs)
       [[ ${2-} =~ ^[1-9][0-9]*$ ]] || { echo "run.sh: --jobs needs a number of processes, not '${2-}'" >&2; exit 2; }
       jobs=$2
@@ -25,7 +25,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 
-# ---- Phases, and the table in the end ----
+# ---- Phases, and the table at the end ----
 
 work=$(mktemp -d)
 began=$(date +%s)
@@ -34,7 +34,7 @@ end_phase() {
   if [ -n "$phase" ]; then printf '%s\t%s\t%s\n' "$phase" $(($(date +%s) - phase_began)) "$1" >> "$work/phases"; fi
   phase=""
 }
-# start_phase NAME: the one before went well.
+# start_phase NAME: ends the earlier phase as ok.
 start_phase() {
   end_phase ok
   phase=$1 phase_began=$(date +%s)
@@ -53,11 +53,11 @@ trap 'exit 130' INT TERM
 
 # ---- How to build and test ----
 
-# Layout, lint and warnings are judged by the compilers of Debian 12, on which the project is developed; others find
-# other things. There they are shown, not enforced.
+# The compilers of Debian 12, the project's development system, judge layout, lint and warnings; other compilers find
+# other faults. On other systems the faults are shown, not enforced.
 judge=$(. /etc/os-release; [ "$ID-${VERSION_ID:-}" = debian-12 ] && echo ON || echo OFF)
 
-# ccache knows files by what is in them and by their place in the source tree, so that it serves every clone.
+# ccache knows files by their content and their place in the source tree, so the cache serves every clone.
 export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 configure() {
   local launcher=()
@@ -66,12 +66,13 @@ configure() {
   fi
   cmake --preset "$1" -DVRAMBROKER_WERROR=$judge "${launcher[@]}" > "$work/configure.log" 2>&1 || { cat "$work/configure.log" >&2; return 1; }
 }
-# build PRESET [BUILD_OPTIONS...]: configures and builds it; run_tests PRESET [CTEST_OPTIONS...]: runs its tests.
+# build PRESET [BUILD_OPTIONS...]: configures and builds PRESET; run_tests PRESET [CTEST_OPTIONS...]: runs PRESET's
+# tests.
 build() {
   configure "$1"
   cmake --build --preset "$1" -j "$jobs" "${@:2}"
 }
-run_tests() {  # many of them wait; the sanitizers' tests are few and long, and a failure may be anywhere in what they print
+run_tests() {  # many tests wait; the sanitizers' tests are few and long, and their output may have a failure anywhere
   (cd "build/$1" && ctest --output-on-failure --test-output-size-failed 20000000 --output-junit "$work/$1.xml" -j $((jobs + 4)) "${@:2}")
 }
 
