@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# podman 4.3.1 of Debian 12: a variable that a CDI device sets replaces the one of `podman run --env`. The user's wish comes second,
-# without a word. A variable that the program in the container sets itself stays.
+# podman 4.3.1 of Debian 12: a CDI device's variable replaces the variable of `podman run --env`. The user's wish comes
+# second, without a word. A variable that the program in the container sets itself stays.
 #
-# As root, because podman gets namespaces of its own here. Usage: podman_cdi_environment.sh
+# Root runs the script, because podman gets namespaces of its own here. Usage: podman_cdi_environment.sh
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../tests/support/shell.sh"
@@ -20,7 +20,7 @@ if [ "${1-}" != inside ]; then
   exit
 fi
 
-# ---- What podman needs: folders of its own, and control groups of version 1 where there are both ----
+# ---- podman's needs: folders of its own, and control groups of version 1 on a system with both versions ----
 
 work=$2
 if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
@@ -50,7 +50,7 @@ cp "$work/bin/busybox" "$work/container/bin/env"
 printf '%s' '{"cdiVersion": "0.3.0", "kind": "example.com/thing", "devices": [
   {"name": "one", "containerEdits": {"env": ["COLOUR=of-the-device"]}}]}' > /run/cdi/thing.json
 
-# colour ARGUMENT...: what COLOUR is in a container that is started so.
+# colour ARGUMENT...: prints COLOUR in a container with these arguments.
 colour() { "$work/usr/bin/podman" run --rm --network=none "$@" | sed -n 's/^COLOUR=//p'; }
 expect() {
   echo "$1: COLOUR=$2"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Prometheus 3.5.3 of Debian sid: the range [10m] is open on its left. Where scrapes and evaluations fall together, as in promtool's
-# tests, it holds one sample fewer than in Prometheus 2.42. What happens between that sample and the next is in no range, so the
-# rate() of a counter that grows steadily, but some at a time, has two values in turn: here 0.947 and 1.263 a minute instead of 1.2.
-# An alert `> 1` with `for` that Prometheus 2 fires never fires in Prometheus 3.
+# Prometheus 3.5.3 of Debian sid: the range [10m] is open on its left. Where scrapes and evaluations fall together, as
+# in promtool's tests, the range holds a sample fewer than in Prometheus 2.42. No range includes the events between that
+# sample and the next sample, so the rate() of a counter that grows steadily, but some at a time, has two values in
+# turn: here 0.947 and 1.263 a minute instead of 1.2. An alert `> 1` with `for` that Prometheus 2 fires never fires in
+# Prometheus 3.
 #
 # Usage: prometheus3_open_ranges.sh
 set -euo pipefail
@@ -18,7 +19,8 @@ trap 'rm -rf "$work"' EXIT
   || { echo "$(basename "$0"): these versions cannot be had" >&2; exit 2; }
 
 echo '{groups: [{name: all, rules: [{alert: Often, expr: "rate(refusals_total[10m]) * 60 > 1", for: 5m}]}]}' > "$work/rules.yml"
-# expectations FIRST SECOND ALERTS: the counter grows by 3 in 150 s, which is 1.2 a minute; its rate at two times, and what fires.
+# expectations FIRST SECOND ALERTS: the counter grows by 3 in 150 s, a rate of 1.2 a minute; the rate at two times, and
+# the alerts.
 expectations() {
   cat << END
 rule_files: [rules.yml]
@@ -35,7 +37,7 @@ END
 expectations 1.2 1.2 '{value: 1}' > "$work/as_2.yml"
 expectations 1.263 0.947 '' > "$work/as_3.yml"
 
-# expect RELEASE FILE OTHER: that promtool says so, and not as the other one.
+# expect RELEASE FILE OTHER: expects that RELEASE's promtool gives FILE's results, and not OTHER's results.
 expect() {
   local promtool=$work/$1/usr/bin/promtool
   "$promtool" --version | sed -n 1p

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Slurm 22.05.8 of Debian 12: a SPANK plugin that is `required` refuses a step by returning -1. Where it does so in init_post_opt()
-# in slurmstepd, srun says "Plugin initialization failed" and has exit code 0. A batch job is COMPLETED with exit code 0 though its
-# script never ran, and the node is drained. Where it refuses in task_init(), srun has exit code 1, the job is FAILED, and the node
-# stays.
+# Slurm 22.05.8 of Debian 12: a SPANK plugin that is `required` refuses a step by returning -1. If the plugin refuses in
+# init_post_opt() in slurmstepd, srun says "Plugin initialization failed" and has exit code 0. A batch job is COMPLETED
+# with exit code 0 though its script never ran, and the node is drained. If the plugin refuses in task_init(), srun has
+# exit code 1, the job is FAILED, and the node stays.
 #
-# As root, since the cluster of one machine is in a root folder of its own; needs mmdebstrap and a C compiler.
+# Root runs the script, since the cluster of a single machine has a root folder of its own; needs mmdebstrap and a C
+# compiler.
 # Usage: slurm_refusing_plugin.sh
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -50,7 +51,7 @@ END
   exit
 fi
 
-# ---- A cluster of one machine ----
+# ---- A cluster of a single machine ----
 
 . "$here/shell.sh"
 hostname node
@@ -84,7 +85,7 @@ node_is() { [ "$(sinfo --noheader --format %T 2> /dev/null)" = "$1" ]; }
 until_true node_is idle
 slurmd -V
 
-# expect PLACE SRUN_CODE JOB_STATE JOB_CODE HAS_RUN NODE: what is seen where the plugin refuses there.
+# expect PLACE SRUN_CODE JOB_STATE JOB_CODE HAS_RUN NODE: expects these results when the plugin refuses at PLACE.
 expect() {
   local code=0 job seen
   printf %s "$1" > /test/place

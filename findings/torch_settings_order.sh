@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# PyTorch 2.14.1 of Debian sid: PYTORCH_CUDA_ALLOC_CONF is documented as an alias of PYTORCH_ALLOC_CONF for backward compatibility.
-# Where both are set the alias counts, and the other is ignored as a whole and without a word: also where the alias is empty.
-# PYTORCH_HIP_ALLOC_CONF lies between the two, in a build that has nothing of HIP as well.
+# PyTorch 2.14.1 of Debian sid: PyTorch's guide calls PYTORCH_CUDA_ALLOC_CONF an alias of PYTORCH_ALLOC_CONF for
+# backward compatibility. If both variables are set the alias counts, and PyTorch ignores the other variable as a whole
+# and without a word, even with an empty alias. PYTORCH_HIP_ALLOC_CONF lies between the two, even in a build without
+# HIP.
 #
 # Needs a C++ compiler, x86-64. Usage: torch_settings_order.sh
 set -euo pipefail
@@ -29,7 +30,7 @@ int main() {
 }
 END
 c++ -std=c++17 -o "$work/asks" "$work/asks.cc" -Wl,--allow-shlib-undefined "$libraries/libc10.so.2.14"
-# expect DIVISIONS VARIABLE=DIVISIONS...: what counts for PyTorch where these are set; DIVISIONS may be empty.
+# expect DIVISIONS VARIABLE=DIVISIONS...: expects PyTorch to use DIVISIONS with these variables; DIVISIONS may be empty.
 expect() {
   local variables=() seen
   for each in "${@:2}"; do
