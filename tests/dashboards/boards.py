@@ -10,8 +10,8 @@ NAMES = ("overview", "session")
 # Replacements for Grafana's own variables, for scrapes every two seconds.
 INTERVALS = {"__rate_interval": "20s", "__interval": "5s", "__range": "5m"}
 
-# A word for memory that deploy/GLOSSARY.md lacks: readers would take the word for another thing. Names in code may use
-# it.
+# A word for memory that deploy/GLOSSARY.md lacks: readers would take the word for another thing. Names in code may
+# use the word.
 OF_NO_GLOSSARY = re.compile(r"(?<![-\w])idle(?![-\w])", re.I)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboards fit the types of Grafana's SDK, and Grafana's component library draws them, from live data.
 
-Needs Node.js with npm, its registry, and Chromium. Without them the test is skipped; with CI set the test fails
-instead. Pictures and installed packages stay in $VRAMBROKER_DRAWN_DIR.
+Needs Node.js with npm, its registry, and Chromium. Without these programs the test is skipped; with CI set the test
+fails instead. Pictures and installed packages stay in $VRAMBROKER_DRAWN_DIR.
 """
 import hashlib
 import json

@@ -180,7 +180,7 @@ class Drawn(html.parser.HTMLParser):
 
 
 class DashboardsTest(LoadedTest):
-    WORK_SECONDS = 22  # for rates over 20 s
+    WORK_SECONDS = 22  # rates over 20 s need this time
 
     def run_target(self, target, **chosen):
         """Returns {labels: [values]}."""

@@ -34,7 +34,7 @@ def needs_gpu(programs, why):
 def daemon_killed(programs):
     """kill -9 of the daemon: kernels go on, growth fails, a new daemon counts right."""
     cuda = programs.device == "cuda"
-    daemon = Daemon(programs, None if cuda else "512MiB")  # on cuda: all free memory
+    daemon = Daemon(programs, None if cuda else "512MiB")  # cuda: all free memory
     before = daemon.device()["capacity_bytes"]
     client = Client(daemon, "survivor")
     size = 4 * GIB if cuda else 256 * MIB  # far more than the client's own CUDA context takes
@@ -169,16 +169,16 @@ def limit_to_the_byte(programs):
     limit = 100 * MIB
     exact = Client(daemon, "exact", limit=str(limit))
     less = Client(daemon, "less", limit=str(limit - 1))
-    block = exact.lease(bytes=limit)["block"]  # to the last byte
+    block = exact.lease(bytes=limit)["block"]  # the last byte of the limit
     exact.fill(block=block, seed=1)
     for command, size in (("lease", 2 * MIB), ("malloc", 1)):
         refused = exact.refusal(command, bytes=size)
         expect(refused.code == "RESOURCE_EXHAUSTED" and "limit" in str(refused).lower(), f"at the limit: {refused}")
-    refused = less.refusal("lease", bytes=limit)  # one byte too many
+    refused = less.refusal("lease", bytes=limit)  # a byte above the limit
     expect(refused.code == "RESOURCE_EXHAUSTED" and "limit" in str(refused).lower(), f"over the limit by 1: {refused}")
     less.lease(bytes=limit - 2 * MIB)
     rest = Client(daemon, "rest")
-    rest.lease(bytes=512 * MIB - limit - (limit - 2 * MIB))  # to the last byte of the capacity
+    rest.lease(bytes=512 * MIB - limit - (limit - 2 * MIB))  # the last byte of the capacity
     refused = rest.refusal("malloc", bytes=1)
     expect(refused.code == "RESOURCE_EXHAUSTED" and "capacity" in str(refused).lower(), f"at the capacity: {refused}")
     exact.expect_holds(block, 1, "after the refusals")
@@ -393,7 +393,7 @@ def bandwidth(programs):
     ours = [client.lease(bytes=size)["block"] for _ in range(2)]
     own = [client.own_malloc(bytes=size)["block"] for _ in range(2)]
     rates = {"broker": [], "own": []}
-    for _ in range(5):  # in turn, so that a change of clock meets both kinds
+    for _ in range(5):  # alternation: a change of clock meets both kinds
         for name, (to, source) in (("broker", ours), ("own", own)):
             rates[name].append(client.bench_copy(to=to, **{"from": source}, times=20)["gigabytes_per_second"])
     medians = {name: statistics.median(values) for name, values in rates.items()}

@@ -356,7 +356,7 @@ def main():
             "machine": machine.description(), "allowed": list(allowed.values()), "patience": patience,
             "vrambroker": programs.version(), "budget_seconds": args.budget, "steps": [step.name for step in steps]}
     name = re.sub(r"[^A-Za-z0-9]+", "-", "no GPU" if "error" in gpu else gpu["name"]).strip("-").lower()
-    folder = args.out or (None if "error" in gpu else HERE / "results")  # without a GPU: no file unless --out is set
+    folder = args.out or (None if "error" in gpu else HERE / "results")  # no GPU: a file only with --out
     path = folder and folder / f"{now:%Y-%m-%d-%H%M%S}-{name}.json"
     results = runner.Results(path, head)
     if "error" not in gpu:

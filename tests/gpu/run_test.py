@@ -72,7 +72,7 @@ class RunnerTest(unittest.TestCase):
 
     def test_a_step_that_hangs_is_ended_with_all_that_it_started(self):
         code = reports(OK) + "child = subprocess.Popen(['sleep', '1000'])\nprint(child.pid, flush=True)\ntime.sleep(1000)"
-        for limit in (10, 60, 600):  # on a busy machine the step may have started no child by then
+        for limit in (10, 60, 600):  # the step may have started no child yet on a busy machine
             self.results = Results(self.path, {})
             self.assertEqual(self.run_steps(python(code, limit=limit)), 1)
             if self.only_failure().get("output"):

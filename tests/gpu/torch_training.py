@@ -968,7 +968,7 @@ class Checks:
                 lender.tell("status")
                 given = lender.event()["given_back"]
             until = time.monotonic() + 30 * PATIENCE
-            while daemon.held() > CAPACITY - share:  # until the second job's bytes are back
+            while daemon.held() > CAPACITY - share:  # the second job's bytes come back
                 need(time.monotonic() < until, "%d bytes do not come back" % daemon.held())
                 time.sleep(0.05)
             lender.tell("empty")

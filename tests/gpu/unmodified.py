@@ -24,7 +24,7 @@ LIMIT = 2 * GIB
 PIECE = 64 * MIB
 # Largest rounding by the driver's pools and PyTorch.
 ROUNDING = 256 * MIB
-TWO_GPUS = {"CUDA_VISIBLE_DEVICES": ",".join(broker.visible_gpus()[:2])}  # on a machine with two GPUs
+TWO_GPUS = {"CUDA_VISIBLE_DEVICES": ",".join(broker.visible_gpus()[:2])}  # the first two GPUs
 START = 120  # seconds, to import PyTorch and to start CUDA
 
 

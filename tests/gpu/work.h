@@ -44,7 +44,7 @@ void Wait(Stream stream);
 void Fill(void* memory, size_t bytes, uint64_t seed, Stream stream);
 void Spin(int ms, Stream stream);                       // the stream is busy until then
 void Increment(uint64_t* word, int ms, Stream stream);  // adds 1 again and again, for `ms`
-// Functions that wait for their own result, on a stream of their own: they see the memory as it is, whatever is queued.
+// Functions that wait for their own result, on a stream of their own, and see the memory as it is, whatever is queued.
 struct Content {
   uint64_t words = 0;
   uint64_t equal = 0;  // words equal to the pattern

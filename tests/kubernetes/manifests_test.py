@@ -3,8 +3,8 @@
 """Checks that deploy/kubernetes fits together: kustomize base, chart, examples, and the programs that they start.
 
 Usage: manifests_test.py BUILD_DIR WORK_DIR
-Needs kubectl, Go and two of its packages, and jsonschema. Without them the test is skipped; with CI set the test fails
-instead.
+Needs kubectl, Go and two of its packages, and jsonschema. Without these programs the test
+is skipped; with CI set the test fails instead.
 """
 import copy
 import json

@@ -5,7 +5,7 @@ another type.
 
 Usage: types_test.py WORK_DIR
 Needs kubectl, Go and two of its packages, Node.js with npm and its registry, the source of the types and the compiler
-(types/). Without them the test is skipped; with CI set the test fails instead.
+(types/). Without these programs the test is skipped; with CI set the test fails instead.
 """
 import copy
 import json

@@ -134,7 +134,7 @@ def vrambroker_version():
         return re.search(r"project\(vrambroker VERSION ([0-9.]+)", file.read()).group(1)
 
 
-# For tests with a request that waits for memory with an hour's patience: the tests end if a thread ends the waiting.
+# Starts tests whose request waits for memory with an hour's patience: such a test ends if a thread ends the waiting.
 WAITING = """
     import ctypes, os, threading, time
     import vrambroker

@@ -17,7 +17,7 @@ ip link set lo up
 ip address add 10.77.0.1/32 dev lo  # Slurm needs an address besides the loopback address
 printf '127.0.0.1 localhost\n10.77.0.1 gpu1\n' > /etc/hosts
 useradd --create-home alice
-useradd --create-home bob  # in the daemon's group, once the group exists
+useradd --create-home bob  # joins the daemon's group once the group exists
 mkdir -p tree/build/release/packages /var/spool/slurmd.gpu{1,2} /run/munge /var/log/slurm /test/jobs
 chmod 1777 /test/jobs
 cp ./*.deb tree/build/release/packages/
@@ -349,7 +349,7 @@ runs_after_failing() {
   [ -n "$(pgrep -u vrambroker vrambrokerd)" ] || start_daemon
   scontrol update NodeName=gpu1 State=RESUME
   scontrol release "$job"
-  scontrol update JobId="$job" StartTime=now+5  # without the update Slurm waits two minutes after the requeue
+  scontrol update JobId="$job" StartTime=now+5  # Slurm would wait two minutes after the requeue
   until_true has_ended "$job"
   until_true grep -q "slurm-$job" "$job.out"
   until_true claims_are ""

@@ -86,7 +86,7 @@ makeIPTablesUtilChains: false
 resolvConf: $work/machine/resolv.conf
 END
 
-# ---- Starting them ----
+# ---- Start of the programs ----
 
 # start NAME PROGRAM...: runs PROGRAM in the background, with a log of its own. ${process[NAME]} is the program's
 # process.

@@ -3,7 +3,7 @@
 #
 # Tests deploy/kubernetes and its guide on a real Kubernetes on this machine, with the project's image and manifests.
 # Root runs the script by hand, on Debian 12 with control groups of version 1. The script asks no registry.
-# Usage: run.sh WORK_DIR BUILD_DIR PROGRAMS_DIR   a folder of its own, a build of the project, what build.sh has built
+# Usage: run.sh WORK_DIR BUILD_DIR PROGRAMS_DIR   a folder of its own, a build of the project, the programs of build.sh
 #
 # The cluster runs in namespaces of its own: mounts, processes, network, control groups. The cluster has its own /run,
 # /var/lib and /var/log, and files stand in for the kernel's settings. So the machine stays unchanged, even if SIGKILL
@@ -56,7 +56,7 @@ git -C "$source_dir" ls-files -z --cached --others --exclude-standard | tar -C "
 
 group=vrambroker-cluster-$$
 remove_groups() {
-  cat > /dev/null  # until this script and all its processes have ended
+  cat > /dev/null  # waits until this script and all its processes have ended
   for _ in $(seq 6000); do
     find /sys/fs/cgroup/*/$group -depth -type d -exec rmdir {} + > /dev/null 2>&1 || true
     ls -d /sys/fs/cgroup/*/$group > /dev/null 2>&1 || return 0

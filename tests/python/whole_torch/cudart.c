@@ -46,8 +46,8 @@ int standin_launches;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static int log_file = -1;
-static int used;   /* by this process or the parent that forked it */
-static int forked; /* after the parent's use */
+static int used;   /* this process or its parent has used the runtime */
+static int forked; /* a child of a parent that has used the runtime */
 static __thread int last_error;
 
 int standin_mallocs(void) {
@@ -472,7 +472,7 @@ struct block {
   size_t bytes;
   int kind;
   int file;   /* file of device memory; -1: memory without an IPC handle */
-  int mapped; /* by cudaIpcOpenMemHandle() */
+  int mapped; /* cudaIpcOpenMemHandle() mapped the memory */
 };
 static struct block* blocks;
 static size_t taken; /* bytes of the GPU's memory */
