@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Checks that the files of cmake --install can be moved, and found by find_package and pkg-config; the headers stand
-# alone. The client libraries build without the daemon's and the tools' dependencies. The interface of
+# alone. The client libraries build without the dependencies of only the daemon and the tools. The interface of
 # libvrambroker.so.1 is unchanged.
 # Usage: install_test.sh BUILD_DIR
 set -euo pipefail

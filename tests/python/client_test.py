@@ -12,7 +12,7 @@ import unittest
 
 import support
 
-# Names the Python functions that C may call: ctypes' function objects, by their name in CPython.
+# Counts the Python functions that C may call: ctypes' function objects, by their name in CPython.
 FUNCTIONS = """
     import gc
     import vrambroker
@@ -134,7 +134,7 @@ def vrambroker_version():
         return re.search(r"project\(vrambroker VERSION ([0-9.]+)", file.read()).group(1)
 
 
-# Starts tests whose request waits for memory with an hour's patience: such a test ends if a thread ends the waiting.
+# Prelude of tests whose request waits for memory with an hour's patience: a thread has to end the waiting.
 WAITING = """
     import ctypes, os, threading, time
     import vrambroker

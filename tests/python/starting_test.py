@@ -91,8 +91,8 @@ class StartingTest(support.DaemonTest):
 
     @unittest.skipIf("VRAMBROKER_TEST_PRELOAD" in os.environ, "the sanitizer takes all of the address space")
     def test_vramctl_with_little_address_space(self):
-        # Each refusal names the address space; a refusal follows in any case if the request is larger than the daemon's
-        # memory. From 640 MiB on, the threads have room, also on a machine with 64 processors.
+        # Counts the refusals that name the address space; the daemon refuses a request larger than its memory in any case.
+        # From 640 MiB on, the threads have room, also on a machine with 64 processors.
         refusals = 0
         for size in (40, 64, 80, 160, 329, 398, 640, 1200, 8192):
             for command in (["status"], ["hold", "1GiB"]):

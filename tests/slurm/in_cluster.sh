@@ -14,7 +14,7 @@ explain() {
 
 hostname gpu1
 ip link set lo up
-ip address add 10.77.0.1/32 dev lo  # Slurm needs an address besides the loopback address
+ip address add 10.77.0.1/32 dev lo  # Slurm ignores the loopback address
 printf '127.0.0.1 localhost\n10.77.0.1 gpu1\n' > /etc/hosts
 useradd --create-home alice
 useradd --create-home bob  # joins the daemon's group once the group exists

@@ -1231,7 +1231,7 @@ static void e_graph_imported() {
   R.outcome = k.v[0] == k.v[2] ? "graph replay on imported memory works" : "WRONG DATA";
 }
 
-static void e_free_blocks() {  // Do calls wait for running kernels of the same process, or of another process?
+static void e_free_blocks() {  // finds the calls that wait for running kernels, own or another process's
   A a = spawn(), b = spawn();
   NEED(a);
   NEED(b);

@@ -11,7 +11,8 @@
  *   STANDIN_MALLOC_MS     time of a cudaMalloc() (0)
  *   STANDIN_FREE_MS       time of a cudaFree() (0)
  *   STANDIN_IPC_ERROR     error of cudaIpcGetMemHandle() (0: the call succeeds)
- *   STANDIN_LOG           a file; each cudaMalloc(), cudaFree(), begin and end of a capture appends a line
+ *   STANDIN_LOG           a file; lines for each cudaMalloc(), cudaFree(), cudaIpcGetMemHandle(), begin and end of a
+ *                         capture, and call that a capture forbids
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -123,7 +123,7 @@ def main():
     check("a CUDA graph is being captured" in vrambroker.torch.status().given_back.why, "and status() says so")
     del graph
 
-    # With wait=60 the broker serves a request at once if the process's own cache has the memory.
+    # A request with wait=60 succeeds at once if the process's own cache has the memory.
     cached_and_idle()
     began = time.monotonic()
     large = take(900 * MIB)
