@@ -91,7 +91,7 @@ class StartingTest(support.DaemonTest):
 
     @unittest.skipIf("VRAMBROKER_TEST_PRELOAD" in os.environ, "the sanitizer takes all of the address space")
     def test_vramctl_with_little_address_space(self):
-        # Counts the refusals that name the address space; the daemon refuses a request larger than its memory in any case.
+        # Counts the refusals that name the address space; the daemon refuses requests above its memory in any case.
         # From 640 MiB on, the threads have room, also on a machine with 64 processors.
         refusals = 0
         for size in (40, 64, 80, 160, 329, 398, 640, 1200, 8192):
