@@ -127,12 +127,12 @@ absl::Status Client::ReturnSegment(void* pointer, uint64_t stream) {
   return session_->ReturnSegment(pointer, stream);
 }
 absl::Status Client::Write(void* pointer, uint64_t offset, const void* from, uint64_t bytes) {
-  const absl::StatusOr<Device*> device = session_->DeviceOf(pointer, offset, bytes);
+  const absl::StatusOr<SegmentOpener*> device = session_->DeviceOf(pointer, offset, bytes);
   if (!device.ok() || bytes == 0) return device.status();
   return (*device)->CopyIn(static_cast<char*>(pointer) + offset, from, bytes);
 }
 absl::Status Client::Read(const void* pointer, uint64_t offset, void* to, uint64_t bytes) const {
-  const absl::StatusOr<Device*> device = session_->DeviceOf(pointer, offset, bytes);
+  const absl::StatusOr<SegmentOpener*> device = session_->DeviceOf(pointer, offset, bytes);
   if (!device.ok() || bytes == 0) return device.status();
   return (*device)->CopyOut(to, static_cast<const char*>(pointer) + offset, bytes);
 }

@@ -77,7 +77,7 @@ constexpr std::chrono::seconds kReconciliationPeriod(5);
 constexpr int kLooksUntilLost = 3;                   // failed checks in a row; a driver may fail once
 constexpr std::chrono::seconds kHealthPatience(30);  // with an unresponsive driver, before logging
 // A dead process is nearly, not strictly, a quiet GPU; see Config::settle_time.
-constexpr absl::Duration kCudaSettleTime = absl::Milliseconds(500);
+constexpr absl::Duration kSettleTime = absl::Milliseconds(500);
 
 // The parts of a running daemon. Members are in the order of construction.
 class Daemon {
@@ -171,8 +171,8 @@ class Daemon {
     std::vector<std::unique_ptr<SegmentPool>> pools;
     pools.reserve(devices.size());
     for (ChosenDevice& chosen : devices) {
-      const bool is_cuda = chosen.device->properties().kind == DeviceKind::kCuda;
-      const absl::Duration settle = config.settle_time.value_or(is_cuda ? kCudaSettleTime : absl::ZeroDuration());
+      const bool tells_holders = chosen.device->properties().tells_holders;
+      const absl::Duration settle = config.settle_time.value_or(tells_holders ? absl::ZeroDuration() : kSettleTime);
       const SegmentPoolOptions options{.idle_limit_bytes = config.idle_limit_bytes,
                                        .settle_time = absl::ToChronoMilliseconds(settle),
                                        .churn_window = absl::ToChronoMilliseconds(config.hold_back_time),

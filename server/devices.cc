@@ -21,8 +21,8 @@
 namespace vrambroker {
 namespace {
 
-bool HasDefaultCapacity(const Device& device, const Config& config) {
-  return !config.capacity.has_value() && device.properties().kind == DeviceKind::kCuda;
+bool HasDefaultCapacity(const SegmentOwner& device, const Config& config) {
+  return !config.capacity.has_value() && device.properties().has_other_programs;
 }
 
 // The configured capacity of a device, or the configured share of `memory_bytes`; `otherwise` if not configured.
@@ -33,13 +33,13 @@ uint64_t ConfiguredCapacity(const Config& config, uint64_t memory_bytes, uint64_
   return std::min(static_cast<uint64_t>(share), memory_bytes) / kSegmentGranuleBytes * kSegmentGranuleBytes;
 }
 
-absl::StatusOr<uint64_t> ChooseCapacity(Device& device, const Config& config, SavedState* state) {
+absl::StatusOr<uint64_t> ChooseCapacity(SegmentOwner& device, const Config& config, SavedState* state) {
   const DeviceProperties& properties = device.properties();
   const absl::StatusOr<uint64_t> free = device.FreeBytes();
   if (!free.ok()) return free.status();
   uint64_t capacity = properties.total_bytes;  // a host device was made as large as configured
   uint64_t most_free = 0;
-  if (properties.kind == DeviceKind::kCuda) {
+  if (properties.has_other_programs) {
     capacity = ConfiguredCapacity(config, properties.total_bytes, capacity);
     uint64_t& saved = state->free_bytes[properties.uuid];
     saved = std::min(properties.total_bytes, std::max(saved, *free));
@@ -70,7 +70,7 @@ absl::StatusOr<uint64_t> ChooseCapacity(Device& device, const Config& config, Sa
 }
 
 // Checks before a client notices: a device whose memory cannot be shared is useless here.
-absl::Status CheckCanShare(Device& device) {
+absl::Status CheckCanShare(SegmentOwner& device) {
   const absl::StatusOr<DeviceSegment> segment = device.AllocateSegment(kSegmentGranuleBytes);
   if (!segment.ok()) return segment.status();
   const absl::Status exported = device.ExportSegment(*segment).status();
@@ -81,7 +81,7 @@ absl::Status CheckCanShare(Device& device) {
 }  // namespace
 
 absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, SavedState* state) {
-  std::vector<std::unique_ptr<Device>> devices;
+  std::vector<std::unique_ptr<SegmentOwner>> devices;
   std::string why = "as configured";
   if (config.device != DeviceChoice::kHost) {
     absl::StatusOr<std::vector<std::unique_ptr<Device>>> cuda = MakeCudaDevices();
@@ -120,10 +120,9 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, Sa
     }
   }
   std::vector<ChosenDevice> chosen;
-  for (std::unique_ptr<Device>& device : devices) {
+  for (std::unique_ptr<SegmentOwner>& device : devices) {
     const DeviceProperties& properties = device->properties();
-    const bool is_cuda = properties.kind == DeviceKind::kCuda;
-    if (absl::Status status = is_cuda ? CheckComputeMode(properties.ordinal) : absl::OkStatus(); !status.ok()) {
+    if (absl::Status status = properties.has_contexts ? CheckComputeMode(properties.ordinal) : absl::OkStatus(); !status.ok()) {
       return status;
     }
     if (absl::Status status = CheckCanShare(*device); !status.ok()) {
@@ -134,7 +133,7 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, Sa
     if (!capacity.ok()) return capacity.status();
     LogLine("device ready")
         .Add("device", properties.ordinal)
-        .Add("kind", DeviceKindName(properties.kind))
+        .Add("kind", properties.kind)
         .Add("name", properties.name)
         .Add("uuid", properties.uuid)
         .Add("total", properties.total_bytes)
@@ -142,7 +141,7 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, Sa
         .Add("why", why)
         .Write(spdlog::level::info);
     const uint64_t headroom = HasDefaultCapacity(*device, config) ? config.headroom_bytes : 0;
-    const uint64_t most_free = is_cuda ? state->free_bytes[properties.uuid] : 0;
+    const uint64_t most_free = properties.has_other_programs ? state->free_bytes[properties.uuid] : 0;
     chosen.push_back({.device = std::move(device),
                       .capacity_bytes = *capacity,
                       .headroom_bytes = headroom,

@@ -17,7 +17,7 @@ namespace vrambroker {
 
 // A device, and the most bytes that the daemon may own.
 struct ChosenDevice {
-  std::unique_ptr<Device> device;
+  std::unique_ptr<SegmentOwner> device;
   uint64_t capacity_bytes = 0;
   uint64_t headroom_bytes = 0;  // beyond the capacity, if the capacity was the free memory: see SegmentPoolOptions
   uint64_t most_free_bytes = 0;

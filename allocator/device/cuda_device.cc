@@ -457,13 +457,17 @@ absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal) {
       !status.ok()) {
     return status;
   }
-  return std::make_unique<CudaDevice>(device, DeviceProperties{.kind = DeviceKind::kCuda,
+  return std::make_unique<CudaDevice>(device, DeviceProperties{.kind = "cuda",
                                                                .ordinal = ordinal,
                                                                .uuid = FormatUuid(uuid),
                                                                .name = name.data(),
                                                                .total_bytes = total_bytes,
                                                                .keeps_freed_bytes = true,
-                                                               .needs_one_pid_namespace = true});
+                                                               .needs_one_pid_namespace = true,
+                                                               .needs_one_user = true,
+                                                               .has_other_programs = true,
+                                                               .has_contexts = true,
+                                                               .handles = HandleKind::kCudaIpc});
 }
 
 }  // namespace

@@ -6,22 +6,18 @@
 
 namespace vrambroker {
 
-const char* DeviceKindName(DeviceKind kind) {
-  return kind == DeviceKind::kCuda ? "cuda" : "host";
-}
-
-absl::StatusOr<LeftSegments> Device::FindLeftSegments() {
+absl::StatusOr<LeftSegments> SegmentOwner::FindLeftSegments() {
   return absl::UnimplementedError("this device does not tell what earlier owners have left");
 }
 
-absl::StatusOr<std::vector<GpuProcess>> Device::FindProcesses() {
+absl::StatusOr<std::vector<GpuProcess>> SegmentOwner::FindProcesses() {
   return absl::UnimplementedError(
-      absl::StrCat("a ", DeviceKindName(properties().kind), " device does not tell which processes use it"));
+      absl::StrCat("a ", properties().kind, " device does not tell which processes use it"));
 }
 
-absl::StatusOr<SegmentHolders> Device::FindHolders(absl::Span<const DeviceSegment> /*segments*/) {
+absl::StatusOr<SegmentHolders> SegmentOwner::FindHolders(absl::Span<const DeviceSegment> /*segments*/) {
   return absl::UnimplementedError(
-      absl::StrCat("a ", DeviceKindName(properties().kind), " device cannot tell who holds its segments"));
+      absl::StrCat("a ", properties().kind, " device cannot tell who holds its segments"));
 }
 
 absl::Status CheckSegmentBytes(uint64_t bytes) {

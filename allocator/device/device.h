@@ -2,9 +2,11 @@
 //
 // Device: the source of segments. The only seam between the project and GPU memory.
 //
-// The daemon owns segments through a Device (allocate, free, export, zero); a client process opens handles exported by
-// the daemon. Implementations: `host` (host_device.h) and `cuda` (cuda_device.h). Every implementation passes the
-// contract suite, tests/unit/allocator/device/device_test.cc.
+// A Device has two halves. The daemon owns segments through a SegmentOwner (allocate, free, export, zero); a client
+// process opens handles exported by the daemon through a SegmentOpener. Implementations: `host` (host_device.h) and
+// `cuda` (cuda_device.h). Every implementation passes the contract suite, tests/unit/allocator/device/device_test.cc.
+//
+// Code outside of an implementation asks for a device's properties, never for its kind.
 #ifndef VRAMBROKER_ALLOCATOR_DEVICE_DEVICE_H_
 #define VRAMBROKER_ALLOCATOR_DEVICE_DEVICE_H_
 
@@ -29,12 +31,14 @@
 
 namespace vrambroker {
 
-enum class DeviceKind { kHost, kCuda };
-
-const char* DeviceKindName(DeviceKind kind);  // "host", "cuda"
+// Handles of a device for other processes.
+enum class HandleKind {
+  kDescriptor,  // a file descriptor, exported for each process
+  kCudaIpc,     // a CudaIpcHandle: plain bytes, exported once
+};
 
 struct DeviceProperties {
-  DeviceKind kind = DeviceKind::kHost;
+  std::string kind;          // "host", "cuda": in logs, metrics and messages; see v1::DeviceKind
   int ordinal = 0;           // place among the daemon's devices
   std::string uuid;          // equal in all processes, whatever their ordinals
   std::string name;          // for people
@@ -43,6 +47,16 @@ struct DeviceProperties {
   bool keeps_freed_bytes = false;
   // Only processes of the daemon's pid namespace can open segments: legacy CUDA IPC.
   bool needs_one_pid_namespace = false;
+  // Processes of another user than the daemon's may be unable to open segments: CUDA IPC.
+  bool needs_one_user = false;
+  // Other programs allocate the device's memory, too: the capacity is chosen by free memory, and free memory changes.
+  bool has_other_programs = false;
+  // Each process has a context, which takes memory of the device; FindProcesses() lists the processes.
+  bool has_contexts = false;
+  // FindHolders() and FindLeftSegments() work. Without them, memory of an ended process is in quarantine for a settle
+  // time.
+  bool tells_holders = false;
+  HandleKind handles = HandleKind::kDescriptor;
 };
 
 // Handle for another process to open a segment: a cudaIpcMemHandle_t, or a file descriptor.
@@ -54,6 +68,7 @@ struct DeviceSegment {
   uint64_t bytes = 0;
   uint64_t address = 0;  // device address in the owning process; 0 if not mapped there (host)
   int fd = -1;           // memory file of a host segment
+  std::optional<CudaIpcHandle> cuda_ipc{};  // the handle, once exported, of a device with HandleKind::kCudaIpc
 };
 
 // Identifies a process. A pid alone may belong to a new process later.
@@ -102,11 +117,11 @@ struct LeftSegments {
   size_t unread_processes = 0;  // closed to inspection; each may hold more
 };
 
-// Thread-safe. Calls may take milliseconds: hold no lock needed by a hot path. Errors name the failing system or CUDA
-// call.
-class Device : public EventSource {
+// The daemon's half of a device. Thread-safe. Calls may take milliseconds: hold no lock needed by a hot path. Errors
+// name the failing system or CUDA call.
+class SegmentOwner {
  public:
-  ~Device() override = default;
+  virtual ~SegmentOwner() = default;
 
   virtual const DeviceProperties& properties() const = 0;
 
@@ -129,6 +144,32 @@ class Device : public EventSource {
   // Returns a handle for other processes to open the segment. May be called again.
   virtual absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) = 0;
 
+  // Fills [offset, offset + bytes) with zeros; done on return. OutOfRange when outside of the segment.
+  virtual absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) = 0;
+
+  // Finds other processes with the segments open or mapped, in one search for all segments. Names processes that keep
+  // memory, but does not prove that none does: a process can hide its holdings. Unimplemented unless the device
+  // tells_holders.
+  virtual absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const DeviceSegment> segments);
+
+  // Finds segments left by earlier owners, as far as other processes can be inspected. Unimplemented unless the device
+  // tells_holders.
+  virtual absl::StatusOr<LeftSegments> FindLeftSegments();
+
+  // Finds all processes using the device, by pid, including the calling process. Unimplemented without a source: for
+  // host, and for GPUs whose driver reports no processes, or reports pids of another namespace.
+  virtual absl::StatusOr<std::vector<GpuProcess>> FindProcesses();
+
+  // A host device has no sensors.
+  virtual GpuSensors ReadSensors() { return {}; }
+};
+
+// A client's half of a device. Thread-safe. Calls may take milliseconds: hold no lock needed by a hot path. Errors name
+// the failing system or CUDA call.
+class SegmentOpener : public EventSource {
+ public:
+  virtual const DeviceProperties& properties() const = 0;
+
   // Maps an exported segment of `bytes` into the process; returns its address there. InvalidArgument when the handle is
   // of another kind of device or, where the device can tell (host), not of a segment of `bytes`.
   virtual absl::StatusOr<void*> OpenHandle(const SegmentHandle& handle, uint64_t bytes) = 0;
@@ -144,25 +185,12 @@ class Device : public EventSource {
   // programs that compute use the address directly.
   virtual absl::Status CopyIn(void* segment_address, const void* from, uint64_t bytes) = 0;
   virtual absl::Status CopyOut(void* to, const void* segment_address, uint64_t bytes) = 0;
+};
 
-  // Fills [offset, offset + bytes) with zeros; done on return. OutOfRange when outside of the segment.
-  virtual absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) = 0;
-
-  // Finds other processes with the segments open or mapped, in one search for all segments. Names processes that keep
-  // memory, but does not prove that none does: a process can hide its holdings. Unimplemented if the driver does not
-  // tell (cuda).
-  virtual absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const DeviceSegment> segments);
-
-  // Finds segments left by earlier owners, as far as other processes can be inspected. Unimplemented if the driver does
-  // not tell (cuda).
-  virtual absl::StatusOr<LeftSegments> FindLeftSegments();
-
-  // Finds all processes using the device, by pid, including the calling process. Unimplemented without a source: for
-  // host, and for GPUs whose driver reports no processes, or reports pids of another namespace.
-  virtual absl::StatusOr<std::vector<GpuProcess>> FindProcesses();
-
-  // A host device has no sensors.
-  virtual GpuSensors ReadSensors() { return {}; }
+// An implementation: both halves.
+class Device : public SegmentOwner, public SegmentOpener {
+ public:
+  const DeviceProperties& properties() const override = 0;
 };
 
 // InvalidArgument unless `bytes` is a valid segment size. For implementations.

@@ -47,11 +47,12 @@ class HostDevice : public Device {
  public:
   HostDevice(int ordinal, uint64_t total_bytes, std::chrono::nanoseconds driver_latency, const std::string& owner,
              std::unique_ptr<SegmentRecord> record)
-      : properties_{.kind = DeviceKind::kHost,
+      : properties_{.kind = "host",
                     .ordinal = ordinal,
                     .uuid = absl::StrCat("HOST-", ordinal),
                     .name = "host memory",
-                    .total_bytes = total_bytes},
+                    .total_bytes = total_bytes,
+                    .tells_holders = true},
         driver_latency_(driver_latency),
         owned_prefix_(owner.empty() ? "" : absl::StrCat(kFileName, ":", owner, ":", ordinal, ":")),
         run_(owner.empty() ? "" : RandomName()),

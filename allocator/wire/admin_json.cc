@@ -8,6 +8,7 @@
 
 #include "absl/time/time.h"
 #include "allocator/heap/memory_stats.h"
+#include "allocator/wire/device_kind.h"
 #include "allocator/wire/out_of_memory_json.h"
 
 namespace vrambroker {
@@ -53,10 +54,6 @@ const char* StateName(v1::ClaimState state) {
     default:
       return "unknown";
   }
-}
-
-const char* KindName(v1::DeviceKind kind) {
-  return kind == v1::DEVICE_KIND_CUDA ? "cuda" : "host";
 }
 
 const char* ProcessKindName(v1::DeviceProcess::Kind kind) {

@@ -48,8 +48,6 @@ absl::Time TimeOf(const google::protobuf::Timestamp& timestamp);
 const char* StateName(v1::SessionState state);
 // "active", "draining" or "revoked".
 const char* StateName(v1::ClaimState state);
-// "cuda" or "host".
-const char* KindName(v1::DeviceKind kind);
 const char* ProcessKindName(v1::DeviceProcess::Kind kind);  // "daemon", "client", "uncounted"
 
 }  // namespace vrambroker

@@ -11,8 +11,8 @@ Link::~Link() {
   if (stream != nullptr) stream->Abort();
 }
 
-absl::StatusOr<void*> Link::Opened(const Device& device, int ordinal, absl::StatusOr<void*> base) {
-  if (device.properties().kind != DeviceKind::kCuda) return base;
+absl::StatusOr<void*> Link::Opened(const SegmentOpener& device, int ordinal, absl::StatusOr<void*> base) {
+  if (!device.properties().needs_one_user) return base;
   // After one successful open, the user id cannot be the cause of later failures.
   if (base.ok()) has_opened = true;
   if (base.ok() || has_opened || !users.has_value()) return base;

@@ -23,7 +23,7 @@ struct Link {
 
   // Takes the device's result of opening a segment leased over this link. Explains failures possibly caused by the
   // wrong user, and reports them to the daemon.
-  absl::StatusOr<void*> Opened(const Device& device, int ordinal, absl::StatusOr<void*> base);
+  absl::StatusOr<void*> Opened(const SegmentOpener& device, int ordinal, absl::StatusOr<void*> base);
 
   std::shared_ptr<SessionStream> stream;
   uint64_t session = 0;  // number of this client's session; a resumed session keeps its number

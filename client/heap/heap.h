@@ -30,7 +30,7 @@ class Heap {
   virtual absl::Status FreeAndWait(uint64_t block) = 0;
   virtual absl::Status RecordStream(uint64_t block, Stream stream) = 0;
   // The device as opened by this process. REQUIRES: the heap has handed out a block.
-  virtual Device* device() const = 0;
+  virtual SegmentOpener* device() const = 0;
   virtual uint64_t SegmentOf(uint64_t block) const = 0;
   virtual uint64_t OffsetOf(uint64_t block) const = 0;
 

@@ -51,7 +51,7 @@ class HeapHost {
   // Sends a leased heap's figures if changed, or `always`. False: nothing had changed.
   virtual bool ReportStatsOf(size_t device, bool always = false) = 0;
   // Device of this process for the daemon's `ordinal`.
-  virtual absl::StatusOr<Device*> DeviceFor(int ordinal) = 0;
+  virtual absl::StatusOr<SegmentOpener*> DeviceFor(int ordinal) = 0;
   // Calls `record` to note memory leased over `link` as held. False, without the call, when the connection has broken:
   // the session may be resumed at this moment without the memory, and another session may get the memory.
   virtual bool Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) = 0;

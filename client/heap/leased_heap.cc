@@ -240,15 +240,15 @@ void LeasedHeap::RecordStream(Block* block, Stream stream) {
 
 // ---- Segments ----
 
-absl::StatusOr<Device*> LeasedHeap::OpenDevice() {
-  if (Device* opened = device()) return opened;
-  absl::StatusOr<Device*> opened = session_.DeviceFor(ordinal());
+absl::StatusOr<SegmentOpener*> LeasedHeap::OpenDevice() {
+  if (SegmentOpener* opened = device()) return opened;
+  absl::StatusOr<SegmentOpener*> opened = session_.DeviceFor(ordinal());
   if (opened.ok()) device_.store(*opened, std::memory_order_release);
   return opened;
 }
 
 absl::StatusOr<std::unique_ptr<Event>> LeasedHeap::RecordEvent(Stream stream) {
-  const absl::StatusOr<Device*> opened = OpenDevice();
+  const absl::StatusOr<SegmentOpener*> opened = OpenDevice();
   if (!opened.ok()) return opened.status();
   return (*opened)->RecordEvent(stream);
 }
@@ -282,7 +282,7 @@ absl::StatusOr<AcquiredSegment> LeasedHeap::GetSegment(uint64_t bytes, const Lea
 }
 
 absl::StatusOr<AcquiredSegment> LeasedHeap::LeaseAndMap(uint64_t bytes, const LeaseTerms& terms, bool* arrived) {
-  const absl::StatusOr<Device*> opened = OpenDevice();
+  const absl::StatusOr<SegmentOpener*> opened = OpenDevice();
   if (!opened.ok()) return opened.status();
   const std::shared_ptr<Link> link = session_.link();
   if (absl::Status status = CheckCarriedOver(link->session, bytes); !status.ok()) return status;

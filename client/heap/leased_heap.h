@@ -39,7 +39,7 @@ class LeasedHeap final : public Heap, private EventSource {
   void Free(uint64_t block) override;
   absl::Status FreeAndWait(uint64_t block) override;
   absl::Status RecordStream(uint64_t block, Stream stream) override;
-  Device* device() const override { return device_.load(std::memory_order_acquire); }
+  SegmentOpener* device() const override { return device_.load(std::memory_order_acquire); }
   uint64_t SegmentOf(uint64_t block) const override { return Raw(BlockAt(block)->segment_id()); }
   uint64_t OffsetOf(uint64_t block) const override { return BlockAt(block)->offset(); }
 
@@ -134,7 +134,7 @@ class LeasedHeap final : public Heap, private EventSource {
   absl::Status ExplainRefusal(const absl::Status& refusal, uint64_t requested, const FitReport& fit);
   // The error for the application when `refusal` has left a request without memory.
   absl::Status Explain(const absl::Status& refusal, uint64_t requested, const FitReport& fit);
-  absl::StatusOr<Device*> OpenDevice();
+  absl::StatusOr<SegmentOpener*> OpenDevice();
 
   // How far the daemon goes for a segment.
   struct LeaseTerms {
@@ -160,7 +160,7 @@ class LeasedHeap final : public Heap, private EventSource {
   HeapHost& session_;
   AddressMap& addresses_;
   std::atomic<uint64_t> capacity_bytes_;  // set with limits_mu_
-  std::atomic<Device*> device_{nullptr};
+  std::atomic<SegmentOpener*> device_{nullptr};
   CachingAllocator allocator_;
 
   Mutex limits_mu_ ABSL_ACQUIRED_AFTER(lock_level::kLimits)

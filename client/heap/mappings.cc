@@ -15,7 +15,7 @@ void Mappings::AddStream(Mapping& mapping, Stream stream) {
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
 }
 
-absl::StatusOr<void*> Mappings::Open(uint64_t segment_id, uint64_t bytes, Stream stream, Device* device,
+absl::StatusOr<void*> Mappings::Open(uint64_t segment_id, uint64_t bytes, Stream stream, SegmentOpener* device,
                                      const std::function<absl::StatusOr<SegmentHandle>()>& fetch) {
   {
     MutexLock lock(mu_);
@@ -57,7 +57,7 @@ std::vector<uint64_t> Mappings::Close(const std::vector<uint64_t>& segment_ids) 
       mappings_.erase(it);
     }
   }
-  std::map<Device*, StreamWaits> waits;
+  std::map<SegmentOpener*, StreamWaits> waits;
   for (const auto& [id, mapping] : closing) {
     StreamWaits& of_device = waits.try_emplace(mapping.device, mapping.device).first->second;
     const bool is_unused = std::all_of(mapping.streams.begin(), mapping.streams.end(),

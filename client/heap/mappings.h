@@ -24,7 +24,7 @@ class Mappings {
 
   // Returns the address of a segment, for use on `stream`. The first caller opens the segment, with the handle returned
   // by `fetch`; concurrent callers wait. `device` outlives the mapping.
-  absl::StatusOr<void*> Open(uint64_t segment_id, uint64_t bytes, Stream stream, Device* device,
+  absl::StatusOr<void*> Open(uint64_t segment_id, uint64_t bytes, Stream stream, SegmentOpener* device,
                              const std::function<absl::StatusOr<SegmentHandle>()>& fetch) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Waits for the streams of the segments, and closes the segments. Returns the ids not open now. The device may refuse
@@ -38,7 +38,7 @@ class Mappings {
 
  private:
   struct Mapping {
-    Device* device = nullptr;
+    SegmentOpener* device = nullptr;
     uint64_t bytes = 0;
     void* address = nullptr;                 // null while being opened
     absl::InlinedVector<Stream, 1> streams;  // of blocks in the segment; one in the daemon's order

@@ -18,7 +18,7 @@ namespace vrambroker::client_internal {
 absl::StatusOr<Buffer> RemoteHeap::Allocate(uint64_t bytes, Stream stream) {
   if (bytes == 0) return absl::InvalidArgumentError("bytes: must be 1 or more");
   if (absl::Status status = session_.CheckUsable(); !status.ok()) return status;
-  absl::StatusOr<Device*> opener = session_.DeviceFor(ordinal());
+  absl::StatusOr<SegmentOpener*> opener = session_.DeviceFor(ordinal());
   if (!opener.ok()) return opener.status();
   device_.store(*opener, std::memory_order_release);
 

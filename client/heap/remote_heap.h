@@ -25,7 +25,7 @@ class RemoteHeap : public Heap {
   void Free(uint64_t block) override ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status FreeAndWait(uint64_t block) override ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status RecordStream(uint64_t block, Stream stream) override;
-  Device* device() const override { return device_.load(std::memory_order_acquire); }
+  SegmentOpener* device() const override { return device_.load(std::memory_order_acquire); }
   uint64_t SegmentOf(uint64_t block) const override ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t OffsetOf(uint64_t block) const override ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -57,7 +57,7 @@ class RemoteHeap : public Heap {
 
   HeapHost& session_;
   Mappings& mappings_;
-  std::atomic<Device*> device_{nullptr};
+  std::atomic<SegmentOpener*> device_{nullptr};
 
   mutable Mutex mu_;
   absl::flat_hash_map<uint64_t, Place> blocks_ ABSL_GUARDED_BY(mu_);  // in use, by id

@@ -19,7 +19,7 @@ namespace vrambroker::client_internal {
 class StreamWaits {
  public:
   // `device` outlives this object.
-  explicit StreamWaits(Device* device) : device_(*device) {}
+  explicit StreamWaits(SegmentOpener* device) : device_(*device) {}
 
   // Waits until all work queued on `stream` is done; without a stream, all work on the device. After an error the work
   // may be unfinished, for example because the stream is being captured; do not close the memory yet.
@@ -36,7 +36,7 @@ class StreamWaits {
     return event.ok() ? (*event)->Wait() : event.status();
   }
 
-  Device& device_;
+  SegmentOpener& device_;
   std::map<std::optional<Stream>, absl::Status> waited_;
 };
 

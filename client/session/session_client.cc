@@ -13,9 +13,8 @@
 #include "allocator/base/names.h"
 #include "allocator/base/room_to_start.h"
 #include "allocator/base/segment_call_bounds.h"
-#include "allocator/device/cuda_device.h"
-#include "allocator/device/host_device.h"
 #include "client/session/environment.h"
+#include "client/session/open_device.h"
 
 namespace vrambroker::client_internal {
 namespace {
@@ -291,7 +290,7 @@ absl::Status SessionClient::ReturnSegment(void* pointer, std::optional<Stream> s
   return absl::InvalidArgumentError("pointer: not from this client's LeaseSegment(), or already returned");
 }
 
-absl::StatusOr<Device*> SessionClient::DeviceOf(const void* pointer, uint64_t offset, uint64_t bytes) const {
+absl::StatusOr<SegmentOpener*> SessionClient::DeviceOf(const void* pointer, uint64_t offset, uint64_t bytes) const {
   if (IsForked()) return CheckUsable();
   Heap* heap = nullptr;
   std::optional<uint64_t> size;
@@ -382,26 +381,16 @@ uint64_t SessionClient::limit_bytes(int device) const {
   return leases() ? std::min(limit, static_cast<const LeasedHeap&>(*heaps_[index]).own_limit_bytes()) : limit;
 }
 
-absl::StatusOr<Device*> SessionClient::DeviceFor(int ordinal) {
+absl::StatusOr<SegmentOpener*> SessionClient::DeviceFor(int ordinal) {
   const DeviceInfo& info = devices()[static_cast<size_t>(ordinal)];
   MutexLock lock(devices_mu_);
-  std::unique_ptr<Device>& device = opened_[static_cast<size_t>(ordinal)];
-  if (device != nullptr) return device.get();
-  if (info.kind == "host") {
-    device = MakeHostDevice(ordinal, 0);
-    return device.get();
+  std::unique_ptr<SegmentOpener>& device = opened_[static_cast<size_t>(ordinal)];
+  if (device == nullptr) {
+    absl::StatusOr<std::unique_ptr<SegmentOpener>> opened = OpenDevice(info);
+    if (!opened.ok()) return opened.status();
+    device = *std::move(opened);
   }
-  // Match by UUID: ordinals in this process may differ from the daemon's.
-  absl::StatusOr<std::vector<std::unique_ptr<Device>>> visible = MakeCudaDevices();
-  if (!visible.ok()) return visible.status();
-  for (std::unique_ptr<Device>& candidate : *visible) {
-    if (candidate->properties().uuid == info.uuid) {
-      device = std::move(candidate);
-      return device.get();
-    }
-  }
-  return absl::FailedPreconditionError(
-      absl::StrCat("device ", ordinal, " (", info.uuid, ") is not visible to this process; see CUDA_VISIBLE_DEVICES"));
+  return device.get();
 }
 
 std::optional<absl::StatusOr<DescriptorChannel::Answer>> SessionClient::CallDirectly(const Link& link,

@@ -69,7 +69,7 @@ class SessionClient final : public HeapHost {
   absl::Status ReturnSegment(void* pointer, std::optional<Stream> stream);
   // The device of memory from Malloc() or LeaseSegment(). OutOfRange unless [offset, offset + bytes) lies within the
   // memory.
-  absl::StatusOr<Device*> DeviceOf(const void* pointer, uint64_t offset, uint64_t bytes) const;
+  absl::StatusOr<SegmentOpener*> DeviceOf(const void* pointer, uint64_t offset, uint64_t bytes) const;
   absl::StatusOr<uint64_t> EmptyCache();
   absl::Status ReportSegmentUse(int device, const SegmentUse& use) ABSL_LOCKS_EXCLUDED(mu_);
   // FailedPrecondition: this session has no whole segments.
@@ -91,7 +91,7 @@ class SessionClient final : public HeapHost {
   absl::Status CheckUsable() const override;
   void Grown() override ABSL_LOCKS_EXCLUDED(mu_);
   bool ReportStatsOf(size_t device, bool always = false) override ABSL_LOCKS_EXCLUDED(reports_mu_);
-  absl::StatusOr<Device*> DeviceFor(int ordinal) override ABSL_LOCKS_EXCLUDED(devices_mu_);
+  absl::StatusOr<SegmentOpener*> DeviceFor(int ordinal) override ABSL_LOCKS_EXCLUDED(devices_mu_);
   bool Adopt(const std::shared_ptr<Link>& link, const std::function<void()>& record) override ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<LeaseAnswer> Lease(Link& link, const v1::LeaseSegmentsRequest& request,
                                     const std::function<bool()>& give_up) override;
@@ -194,7 +194,7 @@ class SessionClient final : public HeapHost {
 
   Mutex devices_mu_ ABSL_ACQUIRED_AFTER(lock_level::kDevice)
       ABSL_ACQUIRED_BEFORE(lock_level::kLeaf){lock_level::kDevice};
-  std::vector<std::unique_ptr<Device>> opened_ ABSL_GUARDED_BY(devices_mu_);  // by ordinal; null until used
+  std::vector<std::unique_ptr<SegmentOpener>> opened_ ABSL_GUARDED_BY(devices_mu_);  // by ordinal; null until used
   Mappings mappings_;                         // of remote heaps; after the devices: closed first
   AddressMap addresses_;                      // of leased heaps
   std::vector<std::unique_ptr<Heap>> heaps_;  // by ordinal

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "allocator/base/bytes.h"
+#include "allocator/wire/device_kind.h"
 #include "client/session/session_client.h"
 #include "client/session/visible_devices.h"
 
@@ -210,7 +211,7 @@ void SessionClient::TakeDevices(const v1::Welcome& welcome) {
     said.push_back({.ordinal = static_cast<int>(said.size()),
                     .uuid = grant.device().uuid(),
                     .name = grant.device().name(),
-                    .kind = grant.device().kind() == v1::DEVICE_KIND_CUDA ? "cuda" : "host",
+                    .kind = KindName(grant.device().kind()),
                     .total_bytes = grant.device().total_bytes(),
                     .capacity_bytes = grant.device().capacity_bytes()});
   }

@@ -256,7 +256,7 @@ void Broker::OpenAccounts(Session& session, const OpenOptions& options, const Al
 
 SessionMark Broker::MarkOf(const Caller& caller, const OpenOptions& options) {
   const bool needed = std::any_of(pools_.begin(), pools_.end(), [](const SegmentPool* pool) {
-    return pool->properties().kind == DeviceKind::kCuda;  // the driver does not tell the holders of memory
+    return !pool->properties().tells_holders;
   });
   if (!needed || !options.mark.has_value()) return 0;
   const absl::StatusOr<SessionMark> mark = FindSessionMark(caller.pid, *options.mark);

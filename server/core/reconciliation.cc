@@ -26,7 +26,7 @@ Reconciliation::Reconciliation(uint64_t allowance_bytes, std::vector<SegmentPool
 
 void Reconciliation::Start() {
   for (size_t device = 0; device < pools_.size(); ++device) {
-    if (pools_[device]->properties().kind != DeviceKind::kCuda || is_looking_[device].exchange(true)) continue;
+    if (!pools_[device]->properties().has_contexts || is_looking_[device].exchange(true)) continue;
     workers_.Submit([this, device] {
       Look(device);
       is_looking_[device] = false;

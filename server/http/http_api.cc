@@ -221,7 +221,7 @@ HttpResponse HttpApi::State() const {
     device.set_kept_free_bytes(stats.kept_free_bytes());
     device.set_carried_over_bytes(stats.carried_over_bytes);
     const DeviceView& info = view.devices[i];
-    AddProcesses(*info.processes, device);
+    if (info.properties.has_contexts) AddProcesses(*info.processes, device);
     AddSensors(info.sensors, device);
     Json json = ToJson(device, {.allocated_bytes = info.stats.allocated_bytes.all.current,
                                 .leased_bytes = info.leased_bytes,

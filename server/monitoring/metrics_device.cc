@@ -284,7 +284,7 @@ void WriteDeviceMetrics(const BrokerView& view, MetricFamilies& out) {
     out.Sample(MakeLabels({{"gpu", row.gpu},
                            {"uuid", properties.uuid},
                            {"name", properties.name},
-                           {"kind", DeviceKindName(properties.kind)}}),
+                           {"kind", properties.kind}}),
                uint64_t{1});
   }
   for (const DeviceFigure& figure : kFigures) {

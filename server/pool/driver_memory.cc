@@ -37,7 +37,7 @@ const DriverMemory::Unowned& DriverMemory::Settle(const Known& known) {
   // capacity chosen by free memory. For a capacity chosen otherwise, declared bytes are part of it as far as use of the
   // device has grown since clients held nothing.
   const uint64_t since = most_free_ == 0 ? 0 : SaturatingSub(foreign_, SaturatingSub(device_.total_bytes, most_free_));
-  if (device_.kind == DeviceKind::kCuda) {
+  if (device_.has_other_programs) {
     unowned_.beyond_capacity = SaturatingSub(known.declared, std::max(in_use, since));
   }
   unowned_.outside = Outside(known);
@@ -57,7 +57,7 @@ uint64_t DriverMemory::Elsewhere(uint64_t in_use, uint64_t declared) const {
 // out. Otherwise the ledger would grant bytes the driver refuses, and no session would be asked for memory or wait for
 // it.
 uint64_t DriverMemory::Outside(const Known& known) const {
-  if (device_.kind != DeviceKind::kCuda || !has_.has_value()) return 0;
+  if (!device_.has_other_programs || !has_.has_value()) return 0;
   const uint64_t has = std::min(SaturatingSub(*has_, NextContext(known)), refuses_beyond_);
   // Carried-over memory is charged, too, and is not part of the driver's memory.
   return SaturatingSub(capacity_ + unowned_.beyond_capacity, has + known.carried_over + unowned_.elsewhere);

@@ -22,16 +22,16 @@ void DriverSegments::GiveUp(uint64_t bytes) {
   counts_.obtaining_bytes -= bytes;
 }
 
-absl::StatusOr<DriverSegments::Obtained> DriverSegments::Obtain(
+absl::StatusOr<DeviceSegment> DriverSegments::Obtain(
     const std::string& tenant, uint64_t bytes, const std::function<std::vector<UnleasedSegment>()>& take_idle) {
-  absl::StatusOr<Obtained> obtained = ObtainFromDriver(tenant, bytes, take_idle);
+  absl::StatusOr<DeviceSegment> obtained = ObtainFromDriver(tenant, bytes, take_idle);
   MutexLock lock(mu_);
   counts_.obtaining_bytes -= bytes;
   if (obtained.ok()) ++counts_.obtained;
   return obtained;
 }
 
-absl::StatusOr<DriverSegments::Obtained> DriverSegments::ObtainFromDriver(
+absl::StatusOr<DeviceSegment> DriverSegments::ObtainFromDriver(
     const std::string& tenant, uint64_t bytes, const std::function<std::vector<UnleasedSegment>()>& take_idle) {
   const SteadyTime deadline = std::chrono::steady_clock::now() + free_timeout_;
   uint64_t freed = counts().freed;
@@ -52,16 +52,15 @@ absl::StatusOr<DriverSegments::Obtained> DriverSegments::ObtainFromDriver(
     FreeOne(*segment);
     return status;
   }
-  Obtained obtained{.segment = *segment};
-  if (device_.properties().kind == DeviceKind::kCuda) {
-    absl::StatusOr<SegmentHandle> handle = device_.ExportSegment(*segment);
+  if (device_.properties().handles == HandleKind::kCudaIpc) {
+    const absl::StatusOr<SegmentHandle> handle = device_.ExportSegment(*segment);
     if (!handle.ok()) {
       FreeOne(*segment);
       return handle.status();
     }
-    obtained.cuda_ipc = std::get<CudaIpcHandle>(*handle);
+    segment->cuda_ipc = std::get<CudaIpcHandle>(*handle);
   }
-  return obtained;
+  return segment;
 }
 
 // Call after the driver has given the segment: by then, freed_tenant_ includes its earlier owners.

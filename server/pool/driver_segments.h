@@ -23,13 +23,8 @@ namespace vrambroker {
 // Thread-safe. Calls marked (driver) may take milliseconds; during such a call neither side holds a lock.
 class DriverSegments {
  public:
-  struct Obtained {
-    DeviceSegment segment;
-    std::optional<CudaIpcHandle> cuda_ipc;
-  };
-
   // `device` outlives the object. Obtain() waits up to `free_timeout` for frees in progress at the driver.
-  DriverSegments(Device* device, std::chrono::milliseconds free_timeout)
+  DriverSegments(SegmentOwner* device, std::chrono::milliseconds free_timeout)
       : device_(*device), free_timeout_(free_timeout) {}
 
   // Counts `bytes` as being obtained, ahead of Obtain().
@@ -38,7 +33,7 @@ class DriverSegments {
   // the driver once more. Afterwards the bytes no longer count as being obtained. ResourceExhausted, or another error
   // of the driver's. REQUIRES: StartObtaining() has counted the bytes, the caller has made room for them, and
   // `take_idle` passes its segments to StartFreeing().
-  absl::StatusOr<Obtained> Obtain(const std::string& tenant, uint64_t bytes,
+  absl::StatusOr<DeviceSegment> Obtain(const std::string& tenant, uint64_t bytes,
                                   const std::function<std::vector<UnleasedSegment>()>& take_idle)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Uncounts `bytes` of StartObtaining() that will not be obtained.
@@ -65,7 +60,7 @@ class DriverSegments {
   Counts counts() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  absl::StatusOr<Obtained> ObtainFromDriver(const std::string& tenant, uint64_t bytes,
+  absl::StatusOr<DeviceSegment> ObtainFromDriver(const std::string& tenant, uint64_t bytes,
                                             const std::function<std::vector<UnleasedSegment>()>& take_idle)
       ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) Returns whether the driver has taken the segment.
@@ -76,7 +71,7 @@ class DriverSegments {
   // has passed.
   bool AwaitFree(uint64_t freed, SteadyTime deadline) ABSL_LOCKS_EXCLUDED(mu_);
 
-  Device& device_;
+  SegmentOwner& device_;
   const std::chrono::milliseconds free_timeout_;
 
   mutable Mutex mu_;

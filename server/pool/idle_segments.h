@@ -22,7 +22,6 @@ namespace vrambroker {
 // A driver segment held by no session: idle, in quarantine, or on its way back.
 struct UnleasedSegment {
   DeviceSegment segment;
-  std::optional<CudaIpcHandle> cuda_ipc;
   std::string tenant;  // the only tenant ever to get the segment: see server/DEVICES.md
   SteadyTime since;    // start of being idle or in quarantine
 };

@@ -23,7 +23,6 @@ using FdTicket = RandomToken;
 
 struct LeasedSegment {
   DeviceSegment segment;
-  std::optional<CudaIpcHandle> cuda_ipc;
   SessionId holder{};
   bool returning = false;
   bool exported = false;           // the holder has, or once had, the means to open the segment

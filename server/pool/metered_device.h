@@ -37,9 +37,9 @@ struct DeviceMeterStats {
 };
 
 // As thread-safe as the wrapped device. Counts and times the calls of DeviceCall, and passes all calls on.
-class MeteredDevice : public Device {
+class MeteredDevice : public SegmentOwner {
  public:
-  explicit MeteredDevice(std::unique_ptr<Device> device) : device_(std::move(device)) {}
+  explicit MeteredDevice(std::unique_ptr<SegmentOwner> device) : device_(std::move(device)) {}
 
   DeviceMeterStats GetStats() const;
 
@@ -50,23 +50,11 @@ class MeteredDevice : public Device {
   absl::Status FreeSegment(const DeviceSegment& segment) override;
   void LeaveSegments() override { device_->LeaveSegments(); }
   absl::StatusOr<SegmentHandle> ExportSegment(const DeviceSegment& segment) override;
-  absl::StatusOr<void*> OpenHandle(const SegmentHandle& handle, uint64_t bytes) override {
-    return device_->OpenHandle(handle, bytes);
-  }
-  absl::Status CloseHandle(void* address, uint64_t bytes) override { return device_->CloseHandle(address, bytes); }
-  absl::Status WaitForAllStreams() override { return device_->WaitForAllStreams(); }
-  absl::Status CopyIn(void* segment_address, const void* from, uint64_t bytes) override {
-    return device_->CopyIn(segment_address, from, bytes);
-  }
-  absl::Status CopyOut(void* to, const void* segment_address, uint64_t bytes) override {
-    return device_->CopyOut(to, segment_address, bytes);
-  }
   absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) override;
   absl::StatusOr<SegmentHolders> FindHolders(absl::Span<const DeviceSegment> segments) override;
   absl::StatusOr<std::vector<GpuProcess>> FindProcesses() override;
   GpuSensors ReadSensors() override { return device_->ReadSensors(); }
   absl::StatusOr<LeftSegments> FindLeftSegments() override { return device_->FindLeftSegments(); }
-  absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream stream) override { return device_->RecordEvent(stream); }
 
  private:
   struct Meter {
@@ -79,7 +67,7 @@ class MeteredDevice : public Device {
   template <typename Run>
   auto Measure(DeviceCall call, const Run& run);
 
-  const std::unique_ptr<Device> device_;
+  const std::unique_ptr<SegmentOwner> device_;
   std::array<Meter, kDeviceCalls.size()> meters_;
   std::atomic<uint64_t> scrubs_{0};
   std::atomic<uint64_t> scrubbed_bytes_{0};

@@ -23,7 +23,7 @@
 
 namespace vrambroker {
 
-SegmentPool::SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes, std::atomic<uint64_t>* next_segment,
+SegmentPool::SegmentPool(std::unique_ptr<SegmentOwner> device, uint64_t capacity_bytes, std::atomic<uint64_t>* next_segment,
                          SegmentPoolOptions options)
     : device_(std::make_unique<MeteredDevice>(std::move(device))),
       capacity_bytes_(capacity_bytes),
@@ -164,8 +164,7 @@ SegmentPool::Closed SegmentPool::Close(SessionId session, Holder holder) {
         continue;
       }
       const LeasedSegment leased = Forget(id, *account);
-      const UnleasedSegment unleased{
-          .segment = leased.segment, .cuda_ipc = leased.cuda_ipc, .tenant = account->terms.tenant, .since = now};
+      const UnleasedSegment unleased{.segment = leased.segment, .tenant = account->terms.tenant, .since = now};
       if (!leased.exported) {
         closed.came_back += bytes;
         accounts_.Uncharge(*account, bytes);
@@ -308,10 +307,7 @@ LeasedSegment SegmentPool::Forget(SegmentId id, Account& account) {
 void SegmentPool::MakeIdle(SegmentId id, Account& account) {
   const LeasedSegment leased = Forget(id, account);
   accounts_.GiveBack(account, leased.segment.bytes);
-  AddIdle({.segment = leased.segment,
-           .cuda_ipc = leased.cuda_ipc,
-           .tenant = account.terms.tenant,
-           .since = options_.clock()});
+  AddIdle({.segment = leased.segment, .tenant = account.terms.tenant, .since = options_.clock()});
 }
 
 void SegmentPool::AddIdle(const UnleasedSegment& entry) {
@@ -390,9 +386,9 @@ absl::StatusOr<WireHandle> SegmentPool::HandleFor(SessionId session, SegmentId s
   MutexLock lock(mu_);
   LeasedSegment* const leased = leased_.Find(session, segment);
   if (leased == nullptr) return absl::NotFoundError(absl::StrCat("the session holds no segment ", Raw(segment)));
-  if (leased->cuda_ipc.has_value()) {
+  if (const std::optional<CudaIpcHandle>& ipc = leased->segment.cuda_ipc; ipc.has_value()) {
     leased->exported = true;
-    return WireHandle(*leased->cuda_ipc);
+    return WireHandle(*ipc);
   }
   const absl::StatusOr<FdTicket> ticket = leased_.IssueTicket(segment, *leased);
   if (!ticket.ok()) return ticket.status();

@@ -131,7 +131,7 @@ inline CarriedOver::Holder HolderOf(const Account& account) {
 class SegmentPool {
  public:
   // `next_segment` numbers segments over all devices of a daemon and outlives the pool.
-  SegmentPool(std::unique_ptr<Device> device, uint64_t capacity_bytes, std::atomic<uint64_t>* next_segment,
+  SegmentPool(std::unique_ptr<SegmentOwner> device, uint64_t capacity_bytes, std::atomic<uint64_t>* next_segment,
               SegmentPoolOptions options = {});
   // Gives everything back to the driver. REQUIRES: no other call is running.
   ~SegmentPool();
@@ -374,7 +374,7 @@ class SegmentPool {
   // Segments of a lease under way, by size. Neither idle nor leased, and charged.
   struct Gathered {
     std::vector<std::optional<IdleSegments::Taken>> idle;
-    std::vector<std::optional<LeasedSegment>> fresh;
+    std::vector<std::optional<DeviceSegment>> fresh;
   };
   // Takes idle segments of the tenant, as far as available.
   Gathered TakeIdle(const Account& account, absl::Span<const uint64_t> sizes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -161,7 +161,7 @@ void SegmentPool::Settle() {
   const DriverMemory::Unowned& unowned = driver_memory_.Settle({.declared = carried_over_.declared_bytes(),
                                                                 .carried_over = carried_over_.bytes(),
                                                                 .clients = static_cast<uint64_t>(clients)});
-  if (properties().kind == DeviceKind::kCuda) accounts_.ExtendCapacity(unowned.beyond_capacity);
+  if (properties().has_other_programs) accounts_.ExtendCapacity(unowned.beyond_capacity);
   if (UnownedBytes() > before) {
     accounts_.ChargeUnowned(UnownedBytes() - before);
   } else {

@@ -86,9 +86,9 @@ absl::Status SegmentPool::Obtain(const std::string& tenant, absl::Span<const uin
       driver_.GiveUp(sizes[i]);
       continue;
     }
-    absl::StatusOr<DriverSegments::Obtained> fresh = driver_.Obtain(tenant, sizes[i], take_idle);
+    const absl::StatusOr<DeviceSegment> fresh = driver_.Obtain(tenant, sizes[i], take_idle);
     status = fresh.status();
-    if (fresh.ok()) gathered.fresh[i] = LeasedSegment{.segment = fresh->segment, .cuda_ipc = fresh->cuda_ipc};
+    if (fresh.ok()) gathered.fresh[i] = *fresh;
   }
   return status;
 }
@@ -104,12 +104,12 @@ std::vector<UnleasedSegment> SegmentPool::Undo(SessionId session, const ShareId&
   PutIdleBack(gathered);
   // Keep new segments for the next attempt, unless there can be none.
   std::vector<UnleasedSegment> unwanted;
-  for (const std::optional<LeasedSegment>& fresh : gathered.fresh) {
+  for (const std::optional<DeviceSegment>& fresh : gathered.fresh) {
     if (!fresh.has_value()) continue;
     if (account == nullptr) {
-      unwanted.push_back({.segment = fresh->segment, .tenant = tenant});
+      unwanted.push_back({.segment = *fresh, .tenant = tenant});
     } else {
-      AddIdle({.segment = fresh->segment, .cuda_ipc = fresh->cuda_ipc, .tenant = tenant, .since = options_.clock()});
+      AddIdle({.segment = *fresh, .tenant = tenant, .since = options_.clock()});
     }
   }
   return StartFreeing(std::move(unwanted));
@@ -134,7 +134,7 @@ absl::StatusOr<std::vector<SegmentId>> SegmentPool::LeaseIdle(SessionId session,
 }
 
 SegmentPool::Gathered SegmentPool::TakeIdle(const Account& account, absl::Span<const uint64_t> sizes) {
-  Gathered gathered{.idle = {}, .fresh = std::vector<std::optional<LeasedSegment>>(sizes.size())};
+  Gathered gathered{.idle = {}, .fresh = std::vector<std::optional<DeviceSegment>>(sizes.size())};
   gathered.idle.reserve(sizes.size());
   for (const uint64_t bytes : sizes) gathered.idle.push_back(idle_.Take(account.terms.tenant, bytes));
   return gathered;
@@ -157,9 +157,9 @@ std::vector<SegmentId> SegmentPool::AddLeases(SessionId session, const Gathered&
     if (const std::optional<IdleSegments::Taken>& idle = gathered.idle[i]; idle.has_value()) {
       ++handovers_;
       handover_bytes_ += idle->entry.segment.bytes;
-      ids.push_back(AddLease(session, {.segment = idle->entry.segment, .cuda_ipc = idle->entry.cuda_ipc}));
-    } else if (const std::optional<LeasedSegment>& fresh = gathered.fresh[i]; fresh.has_value()) {
-      ids.push_back(AddLease(session, *fresh));
+      ids.push_back(AddLease(session, {.segment = idle->entry.segment}));
+    } else if (const std::optional<DeviceSegment>& fresh = gathered.fresh[i]; fresh.has_value()) {
+      ids.push_back(AddLease(session, {.segment = *fresh}));
     }
   }
   return ids;

@@ -203,7 +203,7 @@ void Leases::FreeCarriedOver(const SessionPtr& session, absl::Span<const uint64_
 void Leases::CannotOpen(const Session& session, int device, absl::string_view error) {
   const absl::string_view cause = error.substr(0, kMaxErrorInLog);
   const uid_t uid = session.caller().uid;
-  if (pools_[device]->properties().kind != DeviceKind::kCuda || uid == geteuid()) {
+  if (!pools_[device]->properties().needs_one_user || uid == geteuid()) {
     return LogClientEvent(spdlog::level::warn,
                           SessionLine("client cannot open its memory", session.id(), session.name())
                               .Add("device", device)

@@ -169,10 +169,11 @@ grpc::ServerUnaryReactor* BrokerService::GetDevices(grpc::CallbackServerContext*
   const absl::StatusOr<SessionTerms> terms = broker_.TermsOf(*caller);
   const bool is_observer = terms.ok() && terms->rights.observer && !caller->claim.has_value();
   for (size_t i = 0; i < broker_.pools().size(); ++i) {
+    const SegmentPool& pool = *broker_.pools()[i];
     v1::Device& device = *response->add_devices();
-    device = ToProto(*broker_.pools()[i]);
+    device = ToProto(pool);
     AddSensors(broker_.reconciliation().GetSensors(i), device);
-    if (is_observer) AddProcesses(*broker_.reconciliation().Get(i), device);
+    if (is_observer && pool.properties().has_contexts) AddProcesses(*broker_.reconciliation().Get(i), device);
   }
   response->set_daemon_version(kVersion);
   response->set_run_id(broker_.run_id());

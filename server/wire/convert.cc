@@ -10,6 +10,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/base/utf8.h"
+#include "allocator/wire/device_kind.h"
 #include "allocator/wire/heap_convert.h"
 
 namespace vrambroker {
@@ -116,7 +117,7 @@ v1::Device ToProto(const SegmentPool& pool) {
   device.set_ordinal(static_cast<uint32_t>(properties.ordinal));
   device.set_uuid(properties.uuid);
   device.set_name(properties.name);
-  device.set_kind(properties.kind == DeviceKind::kCuda ? v1::DEVICE_KIND_CUDA : v1::DEVICE_KIND_HOST);
+  device.set_kind(KindNamed(properties.kind));
   device.set_total_bytes(properties.total_bytes);
   device.set_capacity_bytes(stats.capacity_bytes);
   device.set_reserved_bytes(stats.reserved_bytes);
@@ -129,10 +130,7 @@ v1::Device ToProto(const SegmentPool& pool) {
 }
 
 void AddProcesses(const DeviceProcesses& processes, v1::Device& device) {
-  // Host devices cannot list processes; the failure is not an error.
-  if (!processes.status.ok() && device.kind() == v1::DEVICE_KIND_CUDA) {
-    device.set_processes_fault(ToUtf8(processes.status.message()));
-  }
+  if (!processes.status.ok()) device.set_processes_fault(ToUtf8(processes.status.message()));
   for (const ProcessView& from : processes.processes) {
     v1::DeviceProcess* process = device.add_processes();
     process->set_pid(from.pid);

@@ -29,7 +29,7 @@ grpc::Status ToGrpc(const absl::Status& status);
 grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const absl::Status& status);
 
 v1::Device ToProto(const SegmentPool& pool);
-// Adds the processes using a device.
+// Adds the processes using a device that has contexts.
 void AddProcesses(const DeviceProcesses& processes, v1::Device& device);
 void AddSensors(const GpuSensors& sensors, v1::Device& device);
 v1::Session ToProto(const SessionView& info);

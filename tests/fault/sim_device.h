@@ -44,11 +44,17 @@ inline uint64_t AddressOf(const CudaIpcHandle& handle) {
   return address;
 }
 
-class SimDevice : public Device {
+class SimDevice : public SegmentOwner {
  public:
   SimDevice(SimMemory* memory, uint64_t total_bytes)
       : memory_(*memory),
-        properties_{.kind = DeviceKind::kCuda, .uuid = "SIM-0", .name = "simulated", .total_bytes = total_bytes} {}
+        properties_{.kind = "simulated",
+                    .uuid = "SIM-0",
+                    .name = "simulated",
+                    .total_bytes = total_bytes,
+                    .has_other_programs = true,
+                    .has_contexts = true,
+                    .handles = HandleKind::kCudaIpc} {}
 
   const DeviceProperties& properties() const override { return properties_; }
   absl::StatusOr<uint64_t> FreeBytes() override {
@@ -90,17 +96,11 @@ class SimDevice : public Device {
     }
     return found;
   }
-  absl::Status Zero(const DeviceSegment&, uint64_t, uint64_t) override { return None(); }
-
-  absl::StatusOr<void*> OpenHandle(const SegmentHandle&, uint64_t) override { return None(); }
-  absl::Status CloseHandle(void*, uint64_t) override { return None(); }
-  absl::Status CopyIn(void*, const void*, uint64_t) override { return None(); }
-  absl::Status CopyOut(void*, const void*, uint64_t) override { return None(); }
-  absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream) override { return None(); }
+  absl::Status Zero(const DeviceSegment&, uint64_t, uint64_t) override {
+    return absl::UnimplementedError("simulated device: there is no memory");
+  }
 
  private:
-  static absl::Status None() { return absl::UnimplementedError("simulated device: clients do not use it"); }
-
   SimMemory& memory_;
   const DeviceProperties properties_;
 };

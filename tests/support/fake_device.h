@@ -64,7 +64,24 @@ class Gate {
   bool open_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-class FakeDevice : public Device {
+// Device with the properties that a fake device has.
+enum class DeviceKind { kHost, kCuda };
+
+inline DeviceProperties PropertiesOf(DeviceKind kind, uint64_t total_bytes) {
+  const bool is_cuda = kind == DeviceKind::kCuda;
+  return {.kind = is_cuda ? "cuda" : "host",
+          .uuid = "FAKE-0",
+          .name = "fake",
+          .total_bytes = total_bytes,
+          .keeps_freed_bytes = is_cuda,
+          .needs_one_user = is_cuda,
+          .has_other_programs = is_cuda,
+          .has_contexts = is_cuda,
+          .tells_holders = !is_cuda,
+          .handles = is_cuda ? HandleKind::kCudaIpc : HandleKind::kDescriptor};
+}
+
+class FakeDevice : public SegmentOwner {
  public:
   enum class Call { kAllocate, kFree, kFreed, kExport, kZero };  // kFreed: a free that is done, before its caller knows
 
@@ -202,11 +219,7 @@ class FakeDevice : public Device {
   };
 
   explicit FakeDevice(uint64_t total_bytes, DeviceKind kind = DeviceKind::kHost)
-      : properties_{.kind = kind,
-                    .uuid = "FAKE-0",
-                    .name = "fake",
-                    .total_bytes = total_bytes,
-                    .keeps_freed_bytes = kind == DeviceKind::kCuda} {}
+      : properties_(PropertiesOf(kind, total_bytes)) {}
 
   std::shared_ptr<Control> control() const { return control_; }
 
@@ -259,7 +272,7 @@ class FakeDevice : public Device {
       MutexLock lock(control_->mu_);
       if (!control_->live_.contains(segment.address)) control_->misuse_ += "a segment was exported that is not live; ";
     }
-    if (properties_.kind == DeviceKind::kCuda) {
+    if (properties_.handles == HandleKind::kCudaIpc) {
       CudaIpcHandle handle = {};
       std::memcpy(handle.data(), &segment.address, sizeof(segment.address));
       return SegmentHandle(handle);
@@ -269,17 +282,12 @@ class FakeDevice : public Device {
     return SegmentHandle(std::move(fd));
   }
 
-  absl::StatusOr<void*> OpenHandle(const SegmentHandle&, uint64_t) override { return None(); }
-  absl::Status CloseHandle(void*, uint64_t) override { return None(); }
-  absl::Status CopyIn(void*, const void*, uint64_t) override { return None(); }
-  absl::Status CopyOut(void*, const void*, uint64_t) override { return None(); }
   absl::Status Zero(const DeviceSegment& segment, uint64_t offset, uint64_t bytes) override {
     if (absl::Status status = control_->Enter(Call::kZero); !status.ok()) return status;
     MutexLock lock(control_->mu_);
     control_->zeroed_bytes_ += bytes;
     return CheckRange(segment, offset, bytes);
   }
-  absl::StatusOr<std::unique_ptr<Event>> RecordEvent(Stream) override { return None(); }
   absl::StatusOr<std::vector<GpuProcess>> FindProcesses() override {
     control_->Read (&Control::meanwhile_)();
     return control_->Read(&Control::processes_);
@@ -289,14 +297,12 @@ class FakeDevice : public Device {
     return control_->Read(&Control::holders_);
   }
   absl::StatusOr<LeftSegments> FindLeftSegments() override {
-    if (properties_.kind == DeviceKind::kCuda) return absl::UnimplementedError("fake device: the driver does not tell");
+    if (!properties_.tells_holders) return absl::UnimplementedError("fake device: the driver does not tell");
     MutexLock lock(control_->mu_);
     return control_->left_;
   }
 
  private:
-  static absl::Status None() { return absl::UnimplementedError("fake device: there is no memory"); }
-
   const DeviceProperties properties_;
   const std::shared_ptr<Control> control_ = std::make_shared<Control>();
 };

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
 #include "allocator/wire/admin_json.h"
+#include "allocator/wire/device_kind.h"
 #include "client/vramctl/views/output.h"
 
 namespace vrambroker::vramctl {

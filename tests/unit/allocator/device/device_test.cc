@@ -34,6 +34,7 @@
 #include "allocator/device/host_device.h"
 #include "tests/support/hex.h"
 #include "tests/support/test_device.h"
+#include "tests/unit/allocator/device/third_device.h"
 
 namespace vrambroker {
 namespace {
@@ -55,7 +56,8 @@ std::unique_ptr<Device> MakeCudaDevice(size_t ordinal) {
 }
 
 std::vector<Maker> Makers() {
-  std::vector<Maker> makers = {{"host", [] { return MakeHostDevice(0, kHostBytes); }}};
+  std::vector<Maker> makers = {{"host", [] { return MakeHostDevice(0, kHostBytes); }},
+                               {"third", [] { return std::make_unique<ThirdDevice>(kHostBytes); }}};
   const absl::StatusOr<std::vector<std::unique_ptr<Device>>> cuda = MakeCudaDevices();
   if (testing_support::OnSubstitute() && !cuda.ok()) {
     std::cerr << "the substitute is no driver: " << cuda.status() << "\n";
@@ -81,16 +83,18 @@ absl::Status BePeer(Device& device, const SegmentHandle& handle, uint64_t bytes,
   return device.CloseHandle(*address, bytes);
 }
 
-// device_test --peer cuda|host ORDINAL BYTES HANDLE EXPECTED FILL; HANDLE is an inherited descriptor or hex.
+// device_test --peer KIND ORDINAL BYTES HANDLE EXPECTED FILL; HANDLE is an inherited descriptor or hex.
 int PeerMain(char** args) {
   uint64_t ordinal = 0;
   uint64_t bytes = 0;
   if (!absl::SimpleAtoi(args[3], &ordinal) || !absl::SimpleAtoi(args[4], &bytes)) return 2;
-  const bool cuda = std::string(args[2]) == "cuda";
-  std::unique_ptr<Device> device = cuda ? MakeCudaDevice(ordinal) : MakeHostDevice(0, 0);
+  const std::string kind = args[2];
+  std::unique_ptr<Device> device = kind == "cuda"    ? MakeCudaDevice(ordinal)
+                                   : kind == "third" ? std::make_unique<ThirdDevice>(0)
+                                                     : MakeHostDevice(0, 0);
   if (device == nullptr) return 2;
   SegmentHandle handle;
-  if (cuda) {
+  if (device->properties().handles == HandleKind::kCudaIpc) {
     const std::string raw = testing_support::HexToBytes(args[5]);
     CudaIpcHandle ipc = {};
     std::memcpy(ipc.data(), raw.data(), std::min(raw.size(), ipc.size()));
@@ -111,8 +115,8 @@ bool RunPeer(const DeviceProperties& properties, const SegmentHandle& handle, ui
       fd != nullptr ? absl::StrCat(fd->get())
                     : absl::BytesToHexString(absl::string_view(std::get<CudaIpcHandle>(handle).data(), 64));
   const std::vector<std::string> args = {
-      "device_test",       "--peer",    DeviceKindName(properties.kind), absl::StrCat(properties.ordinal),
-      absl::StrCat(bytes), handle_text, std::string(1, expected),        std::string(1, fill)};
+      "device_test",       "--peer",    properties.kind,          absl::StrCat(properties.ordinal),
+      absl::StrCat(bytes), handle_text, std::string(1, expected), std::string(1, fill)};
   std::vector<char*> argv;
   for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
   argv.push_back(nullptr);
@@ -178,7 +182,7 @@ class DeviceTest : public ::testing::TestWithParam<Maker> {
 
 TEST_P(DeviceTest, HasProperties) {
   const DeviceProperties& properties = device_->properties();
-  EXPECT_EQ(GetParam().name.rfind(DeviceKindName(properties.kind), 0), 0u);
+  EXPECT_EQ(GetParam().name.rfind(properties.kind, 0), 0u);
   EXPECT_NE(properties.uuid, "");
   EXPECT_NE(properties.name, "");
   EXPECT_GE(properties.total_bytes, kHostBytes);
@@ -242,7 +246,7 @@ TEST_P(DeviceTest, AnotherProcessReadsAndWrites) {
 
 TEST_P(DeviceTest, RefusesAHandleOfAnotherKind) {
   SegmentHandle handle;
-  if (device_->properties().kind == DeviceKind::kHost) {
+  if (device_->properties().handles == HandleKind::kDescriptor) {
     handle = CudaIpcHandle{};
   } else {
     handle = UniqueFd(open("/dev/null", O_RDWR | O_CLOEXEC));
@@ -253,7 +257,7 @@ TEST_P(DeviceTest, RefusesAHandleOfAnotherKind) {
 
 TEST_P(DeviceTest, RefusesAHandleOfNothing) {
   const SegmentHandle nothing =
-      device_->properties().kind == DeviceKind::kHost ? SegmentHandle(UniqueFd()) : SegmentHandle(CudaIpcHandle{});
+      device_->properties().handles == HandleKind::kDescriptor ? SegmentHandle(UniqueFd()) : CudaIpcHandle{};
   EXPECT_FALSE(device_->OpenHandle(nothing, 2_MiB).ok());
 }
 
@@ -288,7 +292,7 @@ TEST_P(DeviceTest, ZeroStaysWithinTheSegment) {
 TEST_P(DeviceTest, NamesHoldersOrSaysThatItCannot) {
   const DeviceSegment segment = Allocate(2_MiB);
   const absl::StatusOr<SegmentHolders> holders = device_->FindHolders({segment});
-  if (device_->properties().kind == DeviceKind::kHost) {
+  if (device_->properties().tells_holders) {
     ASSERT_TRUE(holders.ok()) << holders.status();
     EXPECT_THAT(holders->holders, IsEmpty()) << "this process does not count";
   } else {
@@ -333,7 +337,7 @@ class HostDeviceTest : public ::testing::Test {
 };
 
 TEST_F(HostDeviceTest, NamesItself) {
-  EXPECT_EQ(device_->properties().kind, DeviceKind::kHost);
+  EXPECT_EQ(device_->properties().kind, "host");
   EXPECT_EQ(device_->properties().ordinal, 3);
   EXPECT_EQ(device_->properties().uuid, "HOST-3");
   EXPECT_EQ(device_->properties().total_bytes, 8_MiB);

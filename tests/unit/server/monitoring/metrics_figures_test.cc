@@ -178,7 +178,7 @@ void AddClaims(BrokerView& view) {
 
 void FillDevices(BrokerView& view) {
   DeviceView& first = view.devices[0];
-  first.properties = {.kind = DeviceKind::kCuda, .uuid = "GPU-1", .name = "first", .total_bytes = 1997};
+  first.properties = {.kind = "cuda", .uuid = "GPU-1", .name = "first", .total_bytes = 1997};
   first.pool = {.capacity_bytes = 1999,
                 .charged_bytes = 2003,
                 .committed_bytes = 2011,

@@ -20,7 +20,7 @@ class DriverMemoryTest : public ::testing::Test {
     return memory_.Settle(known);
   }
 
-  const DeviceProperties device_{.kind = DeviceKind::kCuda, .total_bytes = 100_MiB};
+  const DeviceProperties device_{.total_bytes = 100_MiB, .has_other_programs = true};
   DriverMemory memory_{device_, /*capacity=*/84_MiB, /*headroom=*/12_MiB};
 };
 
@@ -89,7 +89,7 @@ TEST_F(DriverMemoryTest, WhatWasInUseAtTheStartOnlyFalls) {
 }
 
 TEST(DriverMemoryOnHostTest, NothingIsOutside) {
-  const DeviceProperties device{.kind = DeviceKind::kHost, .total_bytes = 100_MiB};
+  const DeviceProperties device{.total_bytes = 100_MiB};
   DriverMemory memory(device, /*capacity=*/84_MiB, /*headroom=*/0);
   memory.Update(/*free=*/10_MiB, 0, 0);
   EXPECT_EQ(memory.Settle({.declared = 50_MiB}).outside, 0u);
@@ -97,7 +97,7 @@ TEST(DriverMemoryOnHostTest, NothingIsOutside) {
 }
 
 TEST(DriverMemoryOfGivenCapacityTest, ContextsHaveNoHeadroom) {
-  const DeviceProperties device{.kind = DeviceKind::kCuda, .total_bytes = 100_MiB};
+  const DeviceProperties device{.total_bytes = 100_MiB, .has_other_programs = true};
   DriverMemory memory(device, /*capacity=*/84_MiB, /*headroom=*/0);
   memory.Update(/*free=*/84_MiB, 0, 0);
   EXPECT_EQ(memory.Settle({.clients = 1}).outside, 0u);
@@ -107,7 +107,7 @@ TEST(DriverMemoryOfGivenCapacityTest, ContextsHaveNoHeadroom) {
 
 // The capacity is less than the free memory was: memory that clients hold is part of the capacity, not beside it.
 TEST(DriverMemoryOfGivenCapacityTest, WhatClientsHaveCarriedOverIsAPartOfIt) {
-  const DeviceProperties device{.kind = DeviceKind::kCuda, .total_bytes = 100_MiB};
+  const DeviceProperties device{.total_bytes = 100_MiB, .has_other_programs = true};
   DriverMemory memory(device, /*capacity=*/40_MiB, /*headroom=*/0, /*most_free=*/96_MiB);
   memory.Update(/*free=*/66_MiB, 0, 0);
   memory.StartWithOthers();

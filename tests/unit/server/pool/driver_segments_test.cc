@@ -23,7 +23,7 @@ class DriverSegmentsTest : public ::testing::Test {
       : device_(std::make_unique<FakeDevice>(8_MiB, kind)), control_(device_->control()) {}
   ~DriverSegmentsTest() override { EXPECT_EQ(control_->misuse(), ""); }
 
-  absl::StatusOr<DriverSegments::Obtained> Obtain(uint64_t bytes, const std::string& tenant = "ann") {
+  absl::StatusOr<DeviceSegment> Obtain(uint64_t bytes, const std::string& tenant = "ann") {
     driver_.StartObtaining(bytes);
     return driver_.Obtain(tenant, bytes, [this] {
       driver_.StartFreeing(idle_);
@@ -31,7 +31,7 @@ class DriverSegmentsTest : public ::testing::Test {
     });
   }
   UnleasedSegment Get(uint64_t bytes, const std::string& tenant = "ann") {
-    return {.segment = Obtain(bytes, tenant).value().segment, .tenant = tenant};
+    return {.segment = Obtain(bytes, tenant).value(), .tenant = tenant};
   }
   void Free(const UnleasedSegment& entry) {
     driver_.StartFreeing({entry});
@@ -52,7 +52,7 @@ TEST_F(DriverSegmentsTest, CountsWhatIsOnItsWay) {
   ASSERT_TRUE(obtained.ok());
   EXPECT_EQ(driver_.counts().obtaining_bytes, 0u);
   EXPECT_EQ(driver_.counts().obtained, 1u);
-  const UnleasedSegment entry{.segment = obtained->segment, .tenant = "ann"};
+  const UnleasedSegment entry{.segment = *obtained, .tenant = "ann"};
   driver_.StartFreeing({entry});
   EXPECT_EQ(driver_.counts().freeing_bytes, 4_MiB);
   EXPECT_EQ(driver_.Free({entry}), 4_MiB);
@@ -84,14 +84,14 @@ TEST_F(DriverSegmentsTest, WaitsForFreesThatAreUnderWay) {
   driver_.StartFreeing({held});
   std::thread freer([&] { driver_.Free({held}); });
   gate.AwaitArrivals(1);
-  absl::StatusOr<DriverSegments::Obtained> obtained;
+  absl::StatusOr<DeviceSegment> obtained;
   std::thread taker([&] { obtained = Obtain(8_MiB); });
   control_->AwaitRefusals(1);
   gate.Open();
   freer.join();
   taker.join();
   ASSERT_TRUE(obtained.ok()) << obtained.status();
-  Free({.segment = obtained->segment, .tenant = "ann"});
+  Free({.segment = *obtained, .tenant = "ann"});
 }
 
 TEST_F(DriverSegmentsTest, WhatTheDriverDoesNotTakeBackIsKeptAndTriedAgain) {

@@ -124,8 +124,8 @@ TEST_F(IdleSegmentsTest, KnowsTheAgeOfTheOldest) {
 TEST_F(IdleSegmentsTest, KeepsTheHandleWithTheSegment) {
   CudaIpcHandle handle = {};
   handle[7] = 'h';
-  idle_.Add({.segment = {.bytes = 2_MiB, .address = 1}, .cuda_ipc = handle, .tenant = kAnn});
-  EXPECT_EQ(idle_.Take(kAnn, 2_MiB)->entry.cuda_ipc, handle);
+  idle_.Add({.segment = {.bytes = 2_MiB, .address = 1, .cuda_ipc = handle}, .tenant = kAnn});
+  EXPECT_EQ(idle_.Take(kAnn, 2_MiB)->entry.segment.cuda_ipc, handle);
 }
 
 }  // namespace
