@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AllocateSlowly: an allocation of a remote session that its cache need not serve, up to its end, without a broker: for
-// want of memory it is refused, and waits for nobody.
+// AllocateSlowly() allocates for a remote session without a broker: the session's cache need not serve the request.
+// Where memory is short, the session refuses the request, and waits for no other session.
 #ifndef VRAMBROKER_TESTS_SUPPORT_ALLOCATE_SLOWLY_H_
 #define VRAMBROKER_TESTS_SUPPORT_ALLOCATE_SLOWLY_H_
 

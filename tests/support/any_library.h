@@ -10,8 +10,8 @@
 
 namespace vrambroker::testing_support {
 
-// The path of a library that any program can load, in place of libvrambroker-preload.so where what that does is no
-// matter.
+// Returns the path of a library that any program can load. Tests use the library in place of libvrambroker-preload.so
+// where the preloaded code does not matter.
 inline std::string AnyLibrary() {
   void* const library = dlopen("libm.so.6", RTLD_NOW);
   link_map* map = nullptr;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program in C that uses libvrambroker.so. Usage: c_client SCENARIO, with the daemon's directory in
- * VRAMBROKER_SOCKET_DIR. Ends with 0 when all was as c_api_test.cc says it must be.
+ * A C program that uses libvrambroker.so. Usage: c_client SCENARIO; VRAMBROKER_SOCKET_DIR names the daemon's directory.
+ * The program exits with 0 when all checks of the scenario hold. c_api_test.cc runs the scenarios.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -28,7 +28,8 @@ static vrambroker_client* connect_as(const char* name, const char* limit) {
   return client;
 }
 
-/* Memory of the broker: the host device's is the program's own, a GPU's is reached by copies. */
+/* Tells whether the test device is a GPU. Programs touch memory of the host device directly, and copy memory of a
+ * GPU. */
 static int on_cuda(void) {
   const char* const device = getenv("VRAMBROKER_TEST_DEVICE");
   return device != NULL && strcmp(device, "host") != 0;
@@ -161,7 +162,7 @@ static void figures(vrambroker_client* client) {
   CHECK(count == 1);
   struct {
     vrambroker_device known;
-    char later[32]; /* fields of a newer version of the header */
+    char later[32]; /* stand for fields of a newer header */
   } device;
   memset(&device, 1, sizeof device);
   device.known.struct_size = sizeof device;
@@ -336,7 +337,7 @@ static void run_oom(void) {
   CHECK(oom.block_bytes >= oom.requested_bytes && oom.explanation[0] != '\0');
   CHECK(strstr(vrambroker_last_error_message(), oom.explanation) != NULL);
   CHECK(oom.waited_ms == 0 && oom.idle_elsewhere_bytes == 0 && oom.device_quarantined_bytes == 0);
-  /* A program of an older header gets what it knows, and nothing beyond. */
+  /* A program with an older header gets the fields that the header knows, and no byte beyond. */
   vrambroker_out_of_memory older;
   memset(&older, 0xab, sizeof older);
   older.struct_size = offsetof(vrambroker_out_of_memory, guarantee_bytes);
@@ -349,7 +350,7 @@ static void run_oom(void) {
   CHECK_FAILS(vrambroker_lease_segment(client, 30 * MIB, 0, &pointer), VRAMBROKER_RESOURCE_EXHAUSTED, "limit");
   CHECK_FAILS(vrambroker_free(client, &oom), VRAMBROKER_INVALID_ARGUMENT, "");
   CHECK(vrambroker_last_out_of_memory(&oom) == VRAMBROKER_NOT_FOUND);
-  /* A bound of its own, of 256 MiB. */
+  /* Sets a fraction of the 256 MiB device, below the session's limit. */
   CHECK_OK(vrambroker_set_memory_fraction(client, 0.1875, 0));
   CHECK_FAILS(vrambroker_malloc(client, 10 * MIB, 0, &pointer), VRAMBROKER_RESOURCE_EXHAUSTED, "memory fraction");
   CHECK_OK(vrambroker_last_out_of_memory(&oom));
@@ -358,7 +359,7 @@ static void run_oom(void) {
   CHECK_FAILS(vrambroker_set_memory_fraction(client, 1.5, 0), VRAMBROKER_INVALID_ARGUMENT, "fraction: 1.5");
   CHECK_FAILS(vrambroker_set_memory_fraction(client, 0.5, 9), VRAMBROKER_NOT_FOUND, "no device 9");
   CHECK_OK(vrambroker_set_memory_fraction(client, 1, 0));
-  /* What is held stays usable, and there is room for less. */
+  /* Memory that is held stays usable, and there is room for a smaller request. */
   CHECK(byte_at(client, held, 40 * MIB - 1) == 5);
   CHECK_OK(vrambroker_malloc(client, 20 * MIB, 0, &pointer));
   CHECK_OK(vrambroker_free(client, pointer));
@@ -370,7 +371,7 @@ static int exists(const char* path) {
   return access(path, F_OK) == 0;
 }
 
-/* Whether an event of the snapshot is of a block of `bytes`, as asked for. */
+/* Tells whether the snapshot has an allocation event and a requested size of `bytes`. */
 static int has_allocation(const char* json, unsigned bytes) {
   char text[64];
   snprintf(text, sizeof text, "\"size\":%u,", bytes);
@@ -414,7 +415,7 @@ static void recording(vrambroker_client* client, const char* folder) {
   CHECK(vrambroker_scope_begin(NULL, NULL, 0) == inner);
   vrambroker_scope_end(outer);
   CHECK(vrambroker_scope_begin(NULL, NULL, 0) == 0);
-  vrambroker_scope_end(4000000000u); /* of no one */
+  vrambroker_scope_end(4000000000u); /* names no scope */
   CHECK(vrambroker_scope_begin(NULL, NULL, 0) == 0);
   char* const with_scopes = malloc(2 * needed);
   CHECK_OK(vrambroker_snapshot_json(client, 0, with_scopes, 2 * needed, NULL));
@@ -503,7 +504,7 @@ static void run_lost(void) {
   CHECK(lost_code == VRAMBROKER_UNAVAILABLE && lines_logged > 0);
 }
 
-/* In a child of `client`'s process. */
+/* Runs in a child of `client`'s process, and expects every call to be refused. */
 static void refused_in_child(vrambroker_client* client, void* held) {
   void* pointer = NULL;
   vrambroker_client* own = NULL;
@@ -534,7 +535,7 @@ static void wait_for_child(pid_t child) {
 }
 
 static void run_fork(void) {
-  /* While there was no daemon, a child may still connect. */
+  /* Before the parent has reached a daemon, a child may still connect. */
   vrambroker_options nowhere = VRAMBROKER_OPTIONS_INIT;
   nowhere.socket_dir = "/nowhere";
   vrambroker_client* none = NULL;
@@ -567,7 +568,7 @@ static void run_fork(void) {
 
 struct request {
   vrambroker_client* client;
-  int whole; /* a segment */
+  int whole; /* requests a segment, not a block */
   int given_up;
   void* pointer;
   int code;
@@ -592,7 +593,7 @@ static uint64_t calls_of(vrambroker_client* client) {
   return session.calls;
 }
 
-/* Waits, until the daemon is stopped, for memory that `held` has. */
+/* Waits for memory that `held` occupies, and gives up while the test keeps the daemon stopped. */
 static void give_up(const char* name, uint32_t placement, int whole) {
   vrambroker_client* holder = connect_as("holder", NULL);
   void* held = NULL;
@@ -606,7 +607,7 @@ static void give_up(const char* name, uint32_t placement, int whole) {
   CHECK_FAILS(request_memory(&request), VRAMBROKER_CANCELLED, "there is no memory now");
   request.given_up = 0;
   const uint64_t before = calls_of(request.client);
-  const uint64_t made = placement == VRAMBROKER_REMOTE ? 1 : 2; /* the second one waits */
+  const uint64_t made = placement == VRAMBROKER_REMOTE ? 1 : 2; /* the second call waits */
   pthread_t thread;
   CHECK(pthread_create(&thread, NULL, wait_for_memory, &request) == 0);
   while (calls_of(request.client) < before + made) sleep_ms(1);
@@ -620,8 +621,8 @@ static void give_up(const char* name, uint32_t placement, int whole) {
   vrambroker_memory_stats stats = {.struct_size = sizeof stats};
   CHECK_OK(vrambroker_get_memory_stats(request.client, 0, &stats));
   CHECK(stats.num_ooms == 0 && stats.reserved_bytes == 0);
-  /* It waits for nothing that is there: nothing was lost. The daemon may have granted what was given up before it read
-   * so: that goes back. */
+  /* The whole memory is free again: no byte is lost. The daemon may have granted the request before reading that the
+   * client gives up. The granted memory then goes back. */
   CHECK_OK(vrambroker_free(holder, held));
   CHECK_OK(vrambroker_disconnect(holder));
   request.given_up = placement == VRAMBROKER_REMOTE ? 0 : 1;
@@ -659,7 +660,7 @@ static void run_symbols(void) {
       "_ZSt4cout",
   };
   enum { kCount = sizeof kNames / sizeof *kNames };
-  int present[kCount]; /* before the core is loaded: a sanitizer brings libstdc++ */
+  int present[kCount]; /* looks before the core is loaded: a sanitizer brings libstdc++ */
   for (size_t i = 0; i < kCount; ++i) present[i] = dlsym(RTLD_DEFAULT, kNames[i]) != NULL;
   CHECK(!present[0]);
   vrambroker_client* client = connect_as("symbols", NULL);
@@ -684,13 +685,13 @@ static void free_late(void) {
 static void* torch_work(void* argument) {
   unsigned char* const pointer = vrambroker_torch_malloc(3 << 20, 0, argument);
   CHECK(pointer != NULL);
-  if (!on_cuda()) memset(pointer, 8, 4 << 20); /* whole segments */
+  if (!on_cuda()) memset(pointer, 8, 4 << 20); /* the allocator gives whole segments */
   vrambroker_torch_free(pointer, 3 << 20, 0, argument);
   return NULL;
 }
 
 static void run_torch(void) {
-  atexit(free_late); /* as a static object of the host does */
+  atexit(free_late); /* frees late, like a static object of the host program */
   pthread_t threads[4];
   for (int i = 0; i < 4; ++i) CHECK(pthread_create(&threads[i], NULL, torch_work, NULL) == 0);
   for (int i = 0; i < 4; ++i) CHECK(pthread_join(threads[i], NULL) == 0);
@@ -700,11 +701,11 @@ static void run_torch(void) {
   CHECK(block != NULL);
   if (!on_cuda()) memset(block, 1, 1000);
   vrambroker_torch_cached_free(block, 1000, 0, NULL);
-  CHECK(vrambroker_torch_cached_malloc(1000, 0, NULL) == block);     /* from the cache */
-  CHECK(vrambroker_torch_malloc((ssize_t)1 << 40, 0, NULL) == NULL); /* one line on stderr */
+  CHECK(vrambroker_torch_cached_malloc(1000, 0, NULL) == block);     /* the cache serves the request */
+  CHECK(vrambroker_torch_malloc((ssize_t)1 << 40, 0, NULL) == NULL); /* prints a line on stderr */
   vrambroker_out_of_memory oom = {.struct_size = sizeof oom};
   CHECK_OK(vrambroker_last_out_of_memory(&oom));
-  CHECK(vrambroker_torch_malloc(100 << 20, 0, NULL) == NULL); /* over VRAMBROKER_LIMIT */
+  CHECK(vrambroker_torch_malloc(100 << 20, 0, NULL) == NULL); /* exceeds VRAMBROKER_LIMIT */
   CHECK_OK(vrambroker_last_out_of_memory(&oom));
   CHECK(oom.cause == VRAMBROKER_CAUSE_LIMIT && oom.limit_bytes == 64 * MIB);
   CHECK(vrambroker_torch_malloc(-1, 0, NULL) == NULL);

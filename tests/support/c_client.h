@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of c_client share. */
+/* Declarations that the files of c_client share. */
 #ifndef VRAMBROKER_TESTS_SUPPORT_C_CLIENT_H_
 #define VRAMBROKER_TESTS_SUPPORT_C_CLIENT_H_
 
@@ -17,7 +17,7 @@
     }                                                                                               \
   } while (0)
 #define CHECK_OK(call) CHECK((call) == VRAMBROKER_OK)
-/* Fails with `code` and a message that has `text`. */
+/* Checks that the call fails with `code` and a message that contains `text`. */
 #define CHECK_FAILS(call, code, text)                             \
   do {                                                            \
     CHECK((call) == (code));                                      \

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program with several copies of libvrambroker.so. Usage: c_client_copies LIBRARY...; the daemon as in c_client.c.
- * With C_CLIENT_OTHER_CORE, a core that is there before: prints what the first copy says to that.
+ * Loads several copies of libvrambroker.so in one program. Usage: c_client_copies LIBRARY...; c_client.c says how the
+ * program
+ * finds the daemon. C_CLIENT_OTHER_CORE names another core, loaded first: the program then prints the first copy's
+ * answer.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -46,7 +48,7 @@ static struct copy load(const char* path) {
   if (library == NULL) fprintf(stderr, "%s\n", dlerror());
   CHECK(library != NULL);
   struct copy copy = {.client = NULL};
-  /* Not all compilers let a function pointer be made of a void*. */
+  /* Some compilers refuse to convert a void* to a function pointer. */
   *(void**)&copy.connect = symbol(library, "vrambroker_connect");
   *(void**)&copy.disconnect = symbol(library, "vrambroker_disconnect");
   *(void**)&copy.malloc = symbol(library, "vrambroker_malloc");
@@ -65,7 +67,7 @@ static void* connect_together(void* argument) {
   return NULL;
 }
 
-/* An error is known to the copy that was called, whichever copy made the client. */
+/* Checks that only the called copy knows an error, whichever copy made the client. */
 static void errors_go_to_the_caller(const struct copy* one, const struct copy* other) {
   void* pointer = NULL;
   CHECK(one->free(one->client, &pointer) == VRAMBROKER_INVALID_ARGUMENT);

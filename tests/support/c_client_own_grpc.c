@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A program with a gRPC and a protobuf of its own, of another version: libvrambroker.so must not use them. */
+/* A program that defines another version of gRPC and protobuf: libvrambroker.so must not use these definitions. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <vrambroker/vrambroker.h>

@@ -6,7 +6,7 @@
 
 #include "c_client.h"
 
-/* The report of this thread's last refusal; freed by the caller. */
+/* Returns the report of this thread's last refusal. The caller frees the text. */
 static char* last_report(void) {
   size_t needed = 0;
   CHECK(vrambroker_last_out_of_memory_json(NULL, 0, &needed) == VRAMBROKER_OUT_OF_RANGE);
@@ -17,7 +17,7 @@ static char* last_report(void) {
   CHECK(json[0] == '#');
   CHECK_OK(vrambroker_last_out_of_memory_json(json, needed, NULL));
   CHECK(strlen(json) + 1 == needed);
-  CHECK(vrambroker_last_error_code() == VRAMBROKER_RESOURCE_EXHAUSTED); /* looking changes nothing */
+  CHECK(vrambroker_last_error_code() == VRAMBROKER_RESOURCE_EXHAUSTED); /* reading the report changes no error */
   return json;
 }
 
@@ -68,7 +68,7 @@ static void run_oom_report(uint32_t placement) {
     fprintf(stderr, "no %s in %s\n", parts[i], first);
     _exit(1);
   }
-  /* Each thread has its own, which goes with it. */
+  /* Each thread has a separate report, which ends with the thread. */
   pthread_t thread;
   refused.bytes = 29 * MIB;
   for (int i = 0; i < 3; ++i) {
@@ -82,7 +82,7 @@ static void run_oom_report(uint32_t placement) {
   CHECK(strcmp(first, again) == 0);
   free(again);
   free(first);
-  /* A refusal of its own, and then an error that is none. */
+  /* Makes a refusal with another report, and then an error that is no refusal. */
   CHECK_FAILS(vrambroker_malloc(client, UINT64_C(1) << 40, 0, &blocks[0]), VRAMBROKER_RESOURCE_EXHAUSTED, "");
   char* const larger = last_report();
   CHECK(strstr(larger, "\"cause\":\"LARGER_THAN_DEVICE\"") != NULL);

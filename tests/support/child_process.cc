@@ -40,13 +40,14 @@ absl::StatusOr<Pipe> MakePipe() {
   return Pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-// Everything that a child of vfork() in a program with many threads may do before exec, and nothing that takes a lock.
+// Does only work that a child of vfork() in a program with many threads may do before exec: no call takes a lock.
 [[noreturn]] void Exec(char** argv, char** envp, int in, int out, int err) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  // Who runs tests in the background may have these ignored, and a shell cannot trap what is.
+  // Restores default actions: tests that run in the background may inherit ignored signals, and a shell cannot trap
+  // ignored signals.
   for (const int number : {SIGPIPE, SIGHUP, SIGINT, SIGQUIT}) signal(number, SIG_DFL);
   dup2(in, STDIN_FILENO);
   dup2(out, STDOUT_FILENO);
@@ -55,7 +56,8 @@ absl::StatusOr<Pipe> MakePipe() {
   _exit(127);
 }
 
-// After SIGSTOP: its threads stop one after the other. False when the process has ended.
+// Waits after SIGSTOP until all threads have stopped; the threads stop one after another. Returns false when the
+// process has ended.
 bool HasStopped(pid_t pid) {
   siginfo_t info = {};
   int failed = 0;
@@ -64,7 +66,8 @@ bool HasStopped(pid_t pid) {
   return failed == 0;
 }
 
-// On the CUDA substitute a process that is stopped in the middle of a call stops all others, which no GPU does.
+// Tells whether the process is in the middle of a call on the CUDA substitute. Stopping the process there would stop
+// all other processes, which no GPU does.
 bool HoldsMachine(pid_t pid) {
   const char* const machine = std::getenv(cuda_substitute::kMachineVariable);
   return machine != nullptr && cuda_substitute::HoldsLock(machine, pid);
@@ -84,7 +87,7 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const Argument
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  // Each variable once: of two the program takes the first, and the dynamic linker the last.
+  // Sets each variable once: of two values the program takes the first, and the dynamic linker the last.
   std::map<std::string, std::string> values;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::pair<std::string, std::string> parts = absl::StrSplit(*variable, absl::MaxSplits('=', 1));
@@ -97,7 +100,7 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const Argument
   for (std::string& variable : variables) envp.push_back(variable.data());
   envp.push_back(nullptr);
 
-  const pid_t pid = vfork();  // a test under a sanitizer has much memory to copy
+  const pid_t pid = vfork();  // avoids copying the large memory of a test under a sanitizer
   if (pid < 0) return absl::ErrnoToStatus(errno, "vfork failed");
   if (pid == 0) Exec(argv.data(), envp.data(), in->read_end.get(), out->write_end.get(), err.get());
   return std::unique_ptr<ChildProcess>(
@@ -112,7 +115,7 @@ ChildProcess::~ChildProcess() {
 
 absl::Status ChildProcess::WriteLine(absl::string_view line) {
   const std::string text = absl::StrCat(line, "\n");
-  signal(SIGPIPE, SIG_IGN);  // that the child has ended is an error, and does not end the test
+  signal(SIGPIPE, SIG_IGN);  // makes writing to an ended child an error that does not end the test
   for (size_t done = 0; done < text.size();) {
     const ssize_t size = write(in_.get(), text.data() + done, text.size() - done);
     if (size < 0) return absl::ErrnoToStatus(errno, "writing to the child failed");
@@ -172,7 +175,7 @@ void ChildProcess::Signal(int signal) const {
   kill(pid_, signal);
   while (signal == SIGSTOP && HasStopped(pid_) && HoldsMachine(pid_)) {
     kill(pid_, SIGCONT);
-    absl::SleepFor(absl::Milliseconds(1));  // for it to get on; nothing depends on it
+    absl::SleepFor(absl::Milliseconds(1));  // lets the process proceed; no result depends on the pause
     kill(pid_, SIGSTOP);
   }
 }

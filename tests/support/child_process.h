@@ -18,11 +18,12 @@
 
 namespace vrambroker::testing_support {
 
-using Arguments = std::vector<std::string>;  // the program's path first
+using Arguments = std::vector<std::string>;  // begins with the program's path
 using Environment = std::vector<std::pair<std::string, std::string>>;
 
-// Another program, run with pipes to its standard input and output. Never a fork of this process that goes on: gRPC's
-// threads would be missing in it. Killed at the end of this object, and when the thread that started it ends.
+// Runs another program, with pipes to the program's standard input and output. The child always executes a program: in
+// a fork of this process gRPC's threads would be missing. The child is killed when this object ends, and when the
+// thread that started the child ends.
 class ChildProcess {
  public:
   static absl::StatusOr<std::unique_ptr<ChildProcess>> Start(const Arguments& arguments,
@@ -34,31 +35,32 @@ class ChildProcess {
   pid_t pid() const { return pid_; }
 
   absl::Status WriteLine(absl::string_view line);
-  // Without its newline. Unavailable at the end of the output.
+  // Returns a line without the newline; Unavailable at the end of the output.
   absl::StatusOr<std::string> ReadLine(absl::Duration timeout = kPatience);
-  // All that is left of the output, until its end.
+  // Returns the rest of the output, up to the end.
   std::string ReadRest(absl::Duration timeout = kPatience);
-  // What was written to standard error so far.
+  // Returns the text that the child has written to standard error so far.
   std::string ErrorText() const;
 
-  void Signal(int signal) const;  // after SIGSTOP it returns when all threads have stopped
-  // All of them at about the same time; returns when all threads of all have stopped, or the process has ended.
+  void Signal(int signal) const;  // returns, for SIGSTOP, when all threads have stopped
+  // Stops all processes at about the same time. Returns when all threads of each process have stopped, or the process
+  // has ended.
   static void StopAll(const std::vector<const ChildProcess*>& processes);
   bool Running();
-  // The exit code, or 128 + the signal that ended it.
+  // Returns the exit code, or 128 + the number of the signal that ended the process.
   absl::StatusOr<int> Wait(absl::Duration timeout = kPatience);
 
  private:
   ChildProcess(pid_t pid, UniqueFd in, UniqueFd out, UniqueFd err)
       : pid_(pid), in_(std::move(in)), out_(std::move(out)), err_(std::move(err)) {}
 
-  // False at the end of the output or of the time.
+  // Returns false at the end of the output or of the time.
   bool ReadMore(absl::Time deadline);
 
   const pid_t pid_;
   UniqueFd in_;
   UniqueFd out_;
-  const UniqueFd err_;  // a memory file: it takes any amount, and is there to be read at any time
+  const UniqueFd err_;  // is a memory file: the file takes any amount of text, and can be read at any time
   std::string unread_;
   std::optional<int> exit_code_;
 };

@@ -37,7 +37,8 @@ absl::StatusOr<std::vector<std::string>> ClientProcess::Receive() {
   if (!line.ok()) return line.status();
   std::vector<std::string> words = absl::StrSplit(*line, ' ', absl::SkipEmpty());
   if (!words.empty() && words[0] == "ok") return std::vector<std::string>(words.begin() + 1, words.end());
-  // error CODE MESSAGE [TYPE_URL VALUE]...: texts in hexadecimal digits, '-' for the empty one
+  // An error reads "error CODE MESSAGE [TYPE_URL VALUE]...": texts are in hexadecimal digits, '-' stands for an empty
+  // text.
   int code = 0;
   if (words.size() < 3 || words[0] != "error" || !absl::SimpleAtoi(words[1], &code)) {
     return absl::InternalError(absl::StrCat("test_client answered '", *line, "'"));

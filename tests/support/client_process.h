@@ -12,17 +12,17 @@
 
 namespace vrambroker::testing_support {
 
-// A process that uses the client library as it is told; test_client.cc lists the commands.
+// A process that uses the client library as commands say; test_client.cc lists the commands.
 class ClientProcess {
  public:
   static absl::StatusOr<ClientProcess> Start(const std::string& socket_dir, const Environment& environment = {});
-  // Started and connected.
+  // Starts a process and connects a client.
   static absl::StatusOr<ClientProcess> Connect(const std::string& socket_dir, const std::string& name,
                                                const std::string& limit = "-");
 
-  // The words of the answer, or the status that the client got, with its details.
+  // Returns the words of the answer, or the status that the client got, with the status's details.
   absl::StatusOr<std::vector<std::string>> Call(absl::string_view command);
-  // The halves of Call(), to have several processes work at once.
+  // Send() and Receive() are the halves of Call(), and let several processes work at once.
   absl::Status Send(absl::string_view command) { return process_->WriteLine(command); }
   absl::StatusOr<std::vector<std::string>> Receive();
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A system clock that is set all the time, as by people or NTP: preloaded (LD_PRELOAD), or linked into a program.
-// $VRAMBROKER_TEST_CLOCK_STEPS has the offsets in seconds, "0,3600,-3600"; every quarter of a second it is the next
-// one's turn. With "back" the clock is an hour behind each time that it is read. Without it the clock is the system's.
-// Only what programs read changes, not what the kernel waits by: a program that reads this clock to tell the kernel
-// when to wake it up waits for too long, or not at all.
+// Plays a system clock that people or NTP set all the time: preloaded (LD_PRELOAD), or linked into a program.
+// $VRAMBROKER_TEST_CLOCK_STEPS lists offsets in seconds, "0,3600,-3600"; the clock goes to the next offset every
+// quarter of a second. With "back" the clock goes back an hour at each reading. Without the variable the clock is the
+// system's. The file changes the time that programs read, and leaves the kernel's timers alone: a program that computes
+// the time of a wake-up from this clock waits for too long, or never wakes.
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stdlib.h>

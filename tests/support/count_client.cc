@@ -28,7 +28,7 @@ CountRequest MakeCountRequest(vrambroker_count_call call, uint32_t device, uint6
 
 CountRequest CountHello(absl::string_view name) {
   CountRequest request = MakeCountRequest(VRAMBROKER_COUNT_HELLO);
-  std::memcpy(request.name, name.data(), std::min(name.size(), sizeof request.name));  // a NUL only if there is room
+  std::memcpy(request.name, name.data(), std::min(name.size(), sizeof request.name));  // a NUL follows if room is left
   return request;
 }
 
@@ -127,7 +127,7 @@ absl::StatusOr<CountAnswer> CountClient::Receive(absl::Duration timeout) {
 }
 
 absl::StatusOr<CountAnswer> CountClient::Call(const CountRequest& request) {
-  (void)Send(request);  // a daemon that has no room has said so already
+  (void)Send(request);  // may fail: a daemon without room has already answered
   return Receive();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A client of the count socket that sends what it is told to, also what no honest client would.
+// A client of the count socket. Tests send any request, also requests that no honest client sends.
 #ifndef VRAMBROKER_TESTS_SUPPORT_COUNT_CLIENT_H_
 #define VRAMBROKER_TESTS_SUPPORT_COUNT_CLIENT_H_
 
@@ -23,49 +23,51 @@ using CountRequest = vrambroker_count_request;
 using CountAnswer = vrambroker_count_answer;
 using CountToken = std::array<uint8_t, sizeof(CountAnswer::token)>;
 
-// Requests of the current version.
+// The functions make requests of the current version.
 CountRequest MakeCountRequest(vrambroker_count_call call, uint32_t device = 0, uint64_t bytes = 0);
 CountRequest CountHello(absl::string_view name);
 CountRequest CountHello(absl::string_view name, uint64_t limit_bytes);
 CountRequest CountHello(absl::string_view name, double limit_fraction);
-// Of a process that has lost the session with this token.
+// Makes the request of a process that has lost the session with this token.
 CountRequest CountHelloAgain(absl::string_view name, const CountToken& lost);
 CountRequest CountJoin(const CountToken& token);
 CountRequest CountWait(uint32_t device, uint64_t bytes, uint64_t wait_ms);
 
 CountToken TokenOf(const CountAnswer& answer);
-// What an answer says: its code, with its message.
+// Returns the answer's code and message.
 absl::Status StatusOfAnswer(const CountAnswer& answer);
 
-// One connection. Movable. Needs no thread and takes no lock: may be used in a forked child.
+// CountClient is one connection, and movable. The class needs no thread and takes no lock: a forked child may use the
+// class.
 class CountClient {
  public:
-  // To `socket_dir`, which may be a claim's. Nothing is said yet.
+  // Connects to `socket_dir`, which may be the directory of a claim, and sends nothing yet.
   static absl::StatusOr<CountClient> Connect(const std::string& socket_dir);
-  // Connected, and a session of this process opened. The error is the daemon's.
+  // Connects, and opens a session of this process. Errors come from the daemon.
   static absl::StatusOr<CountClient> Open(const std::string& socket_dir, const CountRequest& hello);
-  // A further connection of the same session.
+  // Opens a further connection of the same session.
   absl::StatusOr<CountClient> Join() const;
 
-  // The answer whatever it says; an error only when there is none.
+  // Returns any answer, also a refusal. An error means that no answer has come.
   absl::StatusOr<CountAnswer> Call(const CountRequest& request);
-  // The halves of Call(). A packet may be of any size. False: the connection has ended.
+  // Send() and Receive() are the halves of Call(). A packet may have any size. Send() returns false when the connection
+  // has ended.
   bool Send(const CountRequest& request) {
     return SendBytes({reinterpret_cast<const char*>(&request), sizeof request});
   }
   bool SendBytes(absl::string_view packet);
-  // Unavailable at the end of the connection, DeadlineExceeded when nothing comes.
+  // Returns Unavailable at the end of the connection, DeadlineExceeded when no answer comes.
   absl::StatusOr<CountAnswer> Receive(absl::Duration timeout = kPatience);
-  // Whether the daemon has ended the connection. What it has sent before is lost.
+  // Tells whether the daemon has ended the connection. Answers that have not been received are lost.
   bool HasEnded();
 
-  // What the daemon says to each of them.
+  // Each call returns the daemon's answer.
   absl::Status Charge(uint64_t bytes, uint32_t device = 0);
   absl::Status Uncharge(uint64_t bytes, uint32_t device = 0);
   absl::Status Hold(uint64_t bytes, uint32_t device = 0);
   absl::Status Wait(uint64_t bytes, uint64_t wait_ms, uint32_t device = 0);
   absl::StatusOr<CountAnswer> Info(uint32_t device = 0);
-  // What the session is charged by the daemon's own account; all ones when it does not say.
+  // Returns the session's charge by the daemon's account; all ones when the daemon does not answer.
   uint64_t ChargedBytes(uint32_t device = 0);
 
   int fd() const { return socket_.get(); }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The C library from Python, without a binding. Usage: ctypes_client.py LIBVRAMBROKER; the daemon as in c_client.c."""
+"""Uses the C library from Python without a binding. Usage: ctypes_client.py LIBVRAMBROKER; daemon as in c_client.c."""
 import ctypes
 import json
 import os
@@ -38,12 +38,12 @@ def main():
     assert pointer.value is None and lib.vrambroker_last_error_message()
     ok(lib.vrambroker_disconnect(client))
 
-    # As torch.cuda.memory.CUDAPluggableAllocator calls them.
+    # Calls the functions like torch.cuda.memory.CUDAPluggableAllocator.
     block = lib.vrambroker_torch_malloc(20 << 20, 0, None)
     assert block, lib.vrambroker_last_error_message()
     ctypes.memset(block, 1, 20 << 20)
     lib.vrambroker_torch_free(block, 20 << 20, 0, None)
-    assert lib.vrambroker_torch_malloc(2 << 20, 0, None)  # held when the process ends
+    assert lib.vrambroker_torch_malloc(2 << 20, 0, None)  # the process ends while this block is held
     print("ok", lib.vrambroker_version().decode())
 
 

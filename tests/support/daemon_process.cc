@@ -18,10 +18,10 @@ DaemonProcess::DaemonProcess(const DaemonOptions& options) : options_(options), 
   };
   std::ofstream(socket_dir_ + "/config.textproto")
       << unless_said("drain_timeout", "500ms")  // tests that end a daemon while sessions are open wait this long
-      // Clients that do answer may be slow to.
+      // Timeouts are long: clients that do answer may be slow.
       << unless_said("client_timeout", "20s") << unless_said("reclaim_timeout", "10s")
       << (OnCuda() ? "" : absl::StrCat("host_devices: ", options.devices, "\n")) << options.config;
-  (void)OnSubstitute();  // there is a machine from here on
+  (void)OnSubstitute();  // makes sure that a machine exists from now on
 }
 
 Arguments DaemonProcess::CommandLine() const {
@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(const Daemon
 absl::Status DaemonProcess::Restart() {
   Environment environment = options_.environment;
   if (OnCuda()) {
-    // In another order, and the last ones of several, so that clients know them by other ordinals.
+    // Clients know the GPUs by other ordinals than the daemon: the daemon sees the last GPUs, in reverse order.
     const int last = OnSubstitute() ? kSubstituteDevices : options_.devices;
     std::string devices;
     for (int i = 1; i <= options_.devices; ++i) absl::StrAppend(&devices, i == 1 ? "" : ",", last - i);
@@ -60,7 +60,7 @@ absl::Status DaemonProcess::Restart() {
   absl::StatusOr<std::unique_ptr<ChildProcess>> process = ChildProcess::Start(CommandLine(), environment);
   if (!process.ok()) return process.status();
   process_ = *std::move(process);
-  // "ready" is the last thing that it says before it serves.
+  // "daemon ready" is the last line of the log before the daemon serves.
   const bool told = WaitFor([this] { return absl::StrContains(log(), "daemon ready") || !Running(); });
   if (!told || !Running()) return absl::UnavailableError(absl::StrCat("the daemon does not serve; its log:\n", log()));
   const std::string http = "http://127.0.0.1:";

@@ -14,30 +14,31 @@
 namespace vrambroker::testing_support {
 
 struct DaemonOptions {
-  std::string program;              // another build of the daemon; empty: this build's
+  std::string program;              // names another build of the daemon; empty: this build's daemon
   std::string capacity = "256MiB";  // empty: the default
-  std::string config;               // further lines of the configuration file
+  std::string config;               // adds lines to the configuration file
   int devices = 1;
-  bool http = false;    // serve /metrics: only where wanted
-  int descriptors = 0;  // its limit of file descriptors; 0: this process's
-  Arguments flags;      // further flags
-  std::string runner;   // a program that runs the daemon; empty: none
+  bool http = false;    // serves /metrics, where a test needs the page
+  int descriptors = 0;  // limits the daemon's file descriptors; 0: this process's limit
+  Arguments flags;      // adds flags
+  std::string runner;   // names a program that runs the daemon; empty: no such program
   Environment environment;
 };
 
-// A vrambrokerd of the test's own, on the device of test_device.h, with its sockets in a fresh directory. Killed at the
-// end of this object. Start it on a thread that stays: it ends with the thread that started it.
+// Runs a vrambrokerd for one test, on the device of test_device.h, with sockets in a fresh directory. The daemon is
+// killed at the end of this object. Start the daemon on a thread that stays: the daemon ends with the thread that
+// started it.
 class DaemonProcess {
  public:
-  // Returns when it serves; otherwise an error with its log.
+  // Returns when the daemon serves, or an error that holds the daemon's log.
   static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(const DaemonOptions& options = {});
 
-  // The command line on its directory, for starting another one.
+  // Returns the command line for another daemon on the same directory.
   Arguments CommandLine() const;
 
-  absl::StatusOr<int> Stop();  // SIGTERM; the exit code
-  void Kill();                 // SIGKILL; returns when it has gone
-  absl::Status Restart();      // on the same directory
+  absl::StatusOr<int> Stop();  // sends SIGTERM; returns the exit code
+  void Kill();                 // sends SIGKILL; returns when the daemon has gone
+  absl::Status Restart();      // starts the daemon again on the same directory
 
   bool Running() { return process_->Running(); }
   ChildProcess& process() { return *process_; }
@@ -48,7 +49,7 @@ class DaemonProcess {
   int http_port() const { return http_port_; }
 
   absl::StatusOr<HttpAnswer> Get(const std::string& path) const { return HttpGet(http_port_, path); }
-  // An empty page when it cannot be had.
+  // Returns an empty page when the daemon does not serve the page.
   MetricsPage Metrics() const;
 
  private:

@@ -17,7 +17,7 @@
 
 namespace vrambroker::testing_support {
 
-// A test with a daemon of its own, which must end well: a sanitizer's finding in it fails the test.
+// A test that starts a daemon. The daemon must end well: a sanitizer's finding in the daemon fails the test.
 class DaemonTest : public ::testing::Test {
  protected:
   absl::Status StartDaemon(const DaemonOptions& options = {}) {
@@ -53,7 +53,7 @@ class DaemonTest : public ::testing::Test {
   }
 
   std::unique_ptr<DaemonProcess> daemon_;
-  Placement placement_ = Placement::kLeased;  // of Connect(); remote where a test looks at figures at once
+  Placement placement_ = Placement::kLeased;  // is for Connect(); remote where a test reads figures at once
 };
 
 }  // namespace vrambroker::testing_support

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Packages of any release of Debian, from the mirror that this machine uses. To be sourced, after shell.sh.
+# Unpacks packages of any release of Debian, from the mirror that this machine uses. Source this file after shell.sh.
 
-# mirror_of_debian: the one that this machine uses.
+# mirror_of_debian: prints the mirror that this machine uses.
 mirror_of_debian() {
   local mirror
   mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Identifier: Packages' | awk '$1 == "Debian" { print $2; exit }')
@@ -10,8 +10,9 @@ mirror_of_debian() {
   echo "$mirror"
 }
 
-# unpack_from_debian SUITE FOLDER PACKAGE...: unpacks packages without what they depend on, and installs nothing. The exit code is
-# not 0 where they cannot be had.
+# unpack_from_debian SUITE FOLDER PACKAGE...: unpacks packages without their dependencies, and installs no package. The
+# exit
+# code is not 0 where apt cannot fetch the packages.
 unpack_from_debian() {
   local suite=$1 folder=$2 mirror apt
   mirror=$(mirror_of_debian)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FakeDevice: a Device with no memory behind it, which counts what it hands out, fails where it is told to, and holds
-// callers at a gate. For tests of what lies above devices.
+// FakeDevice: a Device without memory, for tests of the layers above devices. The device counts the segments that
+// callers get, fails on request, and holds callers at a gate.
 #ifndef VRAMBROKER_TESTS_SUPPORT_FAKE_DEVICE_H_
 #define VRAMBROKER_TESTS_SUPPORT_FAKE_DEVICE_H_
 
@@ -26,10 +26,10 @@
 
 namespace vrambroker {
 
-// Holds the threads that pass it until it is opened.
+// A gate holds arriving threads until the test opens the gate.
 class Gate {
  public:
-  // For the code under test.
+  // Pass() is for the code under test.
   void Pass() {
     MutexLock lock(mu_);
     const int place = ++arrived_;
@@ -37,13 +37,13 @@ class Gate {
     while (!open_ && place > let_through_) changed_.Wait(mu_);
   }
 
-  // Returns when `count` threads have come to the gate, ever.
+  // Returns when `count` threads have come to the gate since its creation.
   void AwaitArrivals(int count) {
     MutexLock lock(mu_);
     while (arrived_ < count) changed_.Wait(mu_);
   }
 
-  // Lets the first `count` arrivals through, ever, and holds the others.
+  // Lets the first `count` arrivals since the gate's creation through, and holds later arrivals.
   void LetThrough(int count) {
     MutexLock lock(mu_);
     let_through_ = count;
@@ -83,9 +83,9 @@ inline DeviceProperties PropertiesOf(DeviceKind kind, uint64_t total_bytes) {
 
 class FakeDevice : public SegmentOwner {
  public:
-  enum class Call { kAllocate, kFree, kFreed, kExport, kZero };  // kFreed: a free that is done, before its caller knows
+  enum class Call { kAllocate, kFree, kFreed, kExport, kZero };  // kFreed: a free that is done, before the caller knows
 
-  // The test's end of the device; outlives it.
+  // Control is the test's end of the device, and outlives the device.
   class Control {
    public:
     uint64_t live_bytes() const { return Read(&Control::live_bytes_); }
@@ -94,17 +94,17 @@ class FakeDevice : public SegmentOwner {
     int frees() const { return Read(&Control::frees_); }
     uint64_t zeroed_bytes() const { return Read(&Control::zeroed_bytes_); }
     int faults_fired() const { return Read(&Control::faults_fired_); }
-    // Frees of what was not live, and other misuse. Must be empty at the end of every test.
+    // Describes frees of segments that are not live, and other misuse. The text must be empty at the end of every test.
     std::string misuse() const { return Read(&Control::misuse_); }
 
-    // Calls number `nth`, nth + 1, ... (`count` of them, the next one is number 1) of this kind fail with `status`.
+    // Makes `count` calls of this kind fail with `status`, from call number `nth` on. The next call has number 1.
     void Fail(Call call, int nth, int count, absl::Status status) {
       MutexLock lock(mu_);
       fault_ = {.call = call, .skip = nth - 1, .count = count, .status = std::move(status)};
       faults_fired_ = 0;
     }
 
-    // Every call of this kind passes the gate first, from now on.
+    // Makes every later call of this kind pass the gate first.
     Gate& Hold(Call call) {
       MutexLock lock(mu_);
       gates_[call] = std::make_unique<Gate>();
@@ -117,25 +117,25 @@ class FakeDevice : public SegmentOwner {
       while (refusals_ < count) changed_.Wait(mu_);
     }
 
-    // Returns when `count` segments have been freed, ever.
+    // Returns when `count` segments have been freed since the device's creation.
     void AwaitFrees(int count) {
       MutexLock lock(mu_);
       while (frees_ < count) changed_.Wait(mu_);
     }
 
-    // Another program takes device memory, or gives it back.
+    // Plays another program that takes device memory, or gives memory back.
     void set_foreign_bytes(uint64_t bytes) {
       MutexLock lock(mu_);
       foreign_bytes_ = bytes;
     }
 
-    // FreeBytes() fails so from now on, or (OK) no more.
+    // Makes FreeBytes() return this error from now on; an OK status ends the failures.
     void set_free_bytes_error(absl::Status status) {
       MutexLock lock(mu_);
       free_bytes_error_ = std::move(status);
     }
 
-    // What FindProcesses() says from now on. `meanwhile` happens while it is asked.
+    // Sets the answer of FindProcesses() from now on. FindProcesses() calls `meanwhile` before each answer.
     void set_processes(
         absl::StatusOr<std::vector<GpuProcess>> processes, std::function<void()> meanwhile = [] {}) {
       MutexLock lock(mu_);
@@ -143,19 +143,19 @@ class FakeDevice : public SegmentOwner {
       meanwhile_ = std::move(meanwhile);
     }
 
-    // Sensors from now on.
+    // Sets the readings of ReadSensors() from now on.
     void set_sensors(const GpuSensors& sensors) {
       MutexLock lock(mu_);
       sensors_ = sensors;
     }
 
-    // The answer of FindHolders() from now on.
+    // Sets the answer of FindHolders() from now on.
     void set_holders(absl::StatusOr<SegmentHolders> holders) {
       MutexLock lock(mu_);
       holders_ = std::move(holders);
     }
 
-    // What an earlier owner of the device has left with other processes.
+    // Sets the segments that an earlier owner of the device has left with other processes.
     void Leave(std::vector<LeftSegment> segments, size_t unread_processes = 0) {
       MutexLock lock(mu_);
       left_.segments = std::move(segments);

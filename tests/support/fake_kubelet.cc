@@ -99,7 +99,7 @@ grpc::Status FakeKubelet::Register(const ::v1beta1::RegisterRequest& request) {
   }
   if (request.version() != "v1beta1") return {grpc::StatusCode::INVALID_ARGUMENT, "unsupported version"};
   const std::string path = absl::StrCat(directory_, "/device-plugins/", request.endpoint());
-  // Kubelet 1.20 has the path as :authority.
+  // Kubelet 1.20 sends the path as :authority.
   grpc::ChannelArguments arguments;
   arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, path);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -115,7 +115,7 @@ grpc::Status FakeKubelet::Register(const ::v1beta1::RegisterRequest& request) {
       for (const ::v1beta1::Device& unit : response.devices()) plugin->units[unit.id()] = unit.health() == "Healthy";
     }
     stream->Finish();
-    const MutexLock lock(plugin->mu);  // kubelets mark them all unhealthy
+    const MutexLock lock(plugin->mu);  // kubelets mark all units unhealthy
     for (auto& [id, is_healthy] : plugin->units) is_healthy = false;
   });
   const MutexLock lock(mu_);

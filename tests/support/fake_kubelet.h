@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FakeKubelet: what a kubelet does for device plugins, in a directory of the test's own.
+// FakeKubelet does a kubelet's work for device plugins, in a directory of the test.
 #ifndef VRAMBROKER_TESTS_SUPPORT_FAKE_KUBELET_H_
 #define VRAMBROKER_TESTS_SUPPORT_FAKE_KUBELET_H_
 
@@ -19,42 +19,43 @@
 
 namespace vrambroker::testing_support {
 
-// Thread-safe.
+// The class is thread-safe.
 class FakeKubelet {
  public:
-  // Serves in DIRECTORY/device-plugins, from which it first removes everything, as kubelets do when they start, or only
-  // its own socket, and in DIRECTORY/pod-resources.
+  // Serves in DIRECTORY/device-plugins and in DIRECTORY/pod-resources. The constructor first empties
+  // DIRECTORY/device-plugins, like a starting kubelet; without `removes_plugins` the constructor removes only the
+  // kubelet's socket.
   explicit FakeKubelet(std::string directory, bool removes_plugins = true);
-  ~FakeKubelet();  // as if it were killed: the sockets stay
+  ~FakeKubelet();  // leaves the sockets, like a killed kubelet
 
-  // How often a plugin has registered this resource.
+  // Returns the number of registrations of this resource, refused registrations included.
   int registrations(const std::string& resource) const ABSL_LOCKS_EXCLUDED(mu_);
-  // The units of a resource as its plugin told them last: whether each is healthy, by id.
+  // Returns the units of a resource by the plugin's last message: each unit's health, by id.
   std::map<std::string, bool> Units(const std::string& resource) const ABSL_LOCKS_EXCLUDED(mu_);
   size_t HealthyUnits(const std::string& resource) const;
 
-  // Errors are the plugin's.
+  // Errors come from the plugin.
   absl::StatusOr<std::vector<std::string>> PreferredUnits(const std::string& resource,
                                                           const std::vector<std::string>& available,
                                                           const std::vector<std::string>& required, int count);
   absl::StatusOr<::v1beta1::ContainerAllocateResponse> Allocate(const std::string& resource,
                                                                 const std::vector<std::string>& units);
-  // Several containers in one call.
+  // Allocates for several containers in one call.
   absl::StatusOr<::v1beta1::AllocateResponse> Allocate(const std::string& resource,
                                                        const ::v1beta1::AllocateRequest& request);
 
-  // What it says about pods from now on.
+  // Sets the answer about pods from now on.
   void SetPods(::v1::ListPodResourcesResponse pods) ABSL_LOCKS_EXCLUDED(mu_);
-  // How often it was asked that.
+  // Returns the number of questions about pods.
   int pod_lists() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Registrations are refused from now on, with this text; empty: they are not.
+  // Refuses registrations from now on, with this text. An empty text ends the refusals.
   void RefuseRegistrations(std::string why) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   class Registration;
   class Lister;
-  // A plugin that has registered.
+  // Plugin is a registered plugin.
   struct Plugin;
 
   grpc::Status Register(const ::v1beta1::RegisterRequest& request) ABSL_LOCKS_EXCLUDED(mu_);
@@ -67,8 +68,8 @@ class FakeKubelet {
   std::unique_ptr<grpc::Server> pods_server_;
 
   mutable Mutex mu_;
-  std::map<std::string, std::shared_ptr<Plugin>> plugins_ ABSL_GUARDED_BY(mu_);  // by resource
-  std::vector<std::shared_ptr<Plugin>> earlier_ ABSL_GUARDED_BY(mu_);            // that have registered again
+  std::map<std::string, std::shared_ptr<Plugin>> plugins_ ABSL_GUARDED_BY(mu_);  // key: resource
+  std::vector<std::shared_ptr<Plugin>> earlier_ ABSL_GUARDED_BY(mu_);  // plugins that have registered again
   std::map<std::string, int> registrations_ ABSL_GUARDED_BY(mu_);
   ::v1::ListPodResourcesResponse pods_ ABSL_GUARDED_BY(mu_);
   int pod_lists_ ABSL_GUARDED_BY(mu_) = 0;

@@ -13,7 +13,7 @@ uint64_t LimitOf(double fraction, uint64_t capacity) {
   return fraction < 1 ? static_cast<uint64_t>(fraction * static_cast<double>(capacity)) : CachingAllocator::kNoLimit;
 }
 
-// Written out again, so that it is not the allocator's own rule that is compared with itself.
+// Serves() repeats the allocator's rule, so that the test does not compare the rule with itself.
 bool Serves(uint64_t wanted, uint64_t block, const AllocatorOptions& options) {
   if (wanted < options.max_split_bytes) return block < options.max_split_bytes;
   return block < wanted + options.max_non_split_rounding_bytes;
@@ -117,8 +117,8 @@ std::string HeapModel::End() {
   return CheckState();
 }
 
-// The smallest block that is large enough, then the oldest segment, then the lowest offset. Nothing when that one may
-// not serve: the search does not go on.
+// Finds the smallest block that is large enough, then the oldest segment, then the lowest offset. Returns no place when
+// this block may not serve: the search ends there.
 std::optional<HeapModel::Place> HeapModel::BestFit(uint64_t block_bytes, Stream stream) {
   std::optional<std::tuple<uint64_t, uint64_t, uint64_t>> best;
   for (const SegmentSnapshot& segment : allocator_.Snapshot().segments) {
@@ -134,7 +134,7 @@ std::optional<HeapModel::Place> HeapModel::BestFit(uint64_t block_bytes, Stream 
 }
 
 std::string HeapModel::Allocate(uint64_t requested, Stream stream, bool may_grow) {
-  // As the allocator does by itself; here already, so that the best fit can be told.
+  // The allocator takes these steps, too. Here the steps come first, so that the model can tell the best fit.
   allocator_.PollEvents();
   DropCompleted();
   const uint64_t block_bytes = RoundRequest(requested, config_.options);
@@ -168,7 +168,7 @@ std::string HeapModel::CheckRefusal(uint64_t requested, Stream stream, const Mem
   const uint64_t segment_bytes = SegmentBytesFor(block_bytes, config_.options);
   const MemoryStats after = allocator_.GetMemoryStats();
   const uint64_t grown = after.reserved_bytes.all.current + segment_bytes;
-  // Unlike the limit, a share of 1 is one, too.
+  // A fraction of 1 is no limit, but still bounds a request here.
   const double allowed = config_.options.per_process_memory_fraction * static_cast<double>(config_.device_bytes);
   const bool rejects = config_.options.reject_without_retry && grown > static_cast<uint64_t>(allowed);
   if (after.num_ooms == before.num_ooms) {
@@ -230,7 +230,7 @@ void HeapModel::Free(uint64_t which) {
   if (!held.users.empty()) {
     Pending& pending = pending_[it->first];
     pending = {.bytes = held.bytes, .events = {}};
-    // A failed record is made up for later; the event's number is then this or a higher one.
+    // The allocator later makes up for a failed record. The event's number is then this number or a higher number.
     for (const Stream user : held.users) pending.events.emplace_back(user, events_.recorded(user) + 1);
     ++deferred_frees_;
   }
@@ -240,7 +240,8 @@ void HeapModel::Free(uint64_t which) {
 }
 
 std::string HeapModel::Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks) {
-  // As the allocator does by itself; here already, so that it can be told what is free.
+  // The allocator takes these steps, too. Here the steps come first, so that the model can tell which segments are
+  // free.
   allocator_.PollEvents();
   DropCompleted();
   NoteFreeSegments();
@@ -265,7 +266,7 @@ std::string HeapModel::Trim(uint64_t wanted_bytes, uint64_t min_idle_ticks) {
   return "";
 }
 
-// When each wholly free segment became so: in one operation none is used and freed again.
+// Notes when each wholly free segment became free: no operation uses and frees a segment again.
 void HeapModel::NoteFreeSegments() {
   std::map<uint64_t, FreeSince> now;
   for (const SegmentSnapshot& segment : allocator_.Snapshot().segments) {
@@ -276,7 +277,8 @@ void HeapModel::NoteFreeSegments() {
   free_segments_.swap(now);
 }
 
-// Forgets the frees for which the allocator was told that all events are done: it has to complete them right then.
+// Forgets frees whose events are all done, to the allocator's knowledge: the allocator has to complete these frees at
+// once.
 void HeapModel::DropCompleted() {
   std::erase_if(pending_, [&](const auto& item) {
     const auto& events = item.second.events;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HeapModel: a DirectHeap on a simulated device, and what must hold after every operation on it. For random and
-// fuzzed sequences: any operation is legal in any state.
+// HeapModel: a DirectHeap on a simulated device, and checks that must hold after every operation. The model is for
+// random and fuzzed sequences: any operation is legal in any state.
 #ifndef VRAMBROKER_TESTS_SUPPORT_HEAP_MODEL_H_
 #define VRAMBROKER_TESTS_SUPPORT_HEAP_MODEL_H_
 
@@ -27,24 +27,24 @@ struct HeapConfig {
 
 struct HeapOp {
   enum class Kind : uint8_t {
-    kAllocate,      // `a` bytes on stream `b`
-    kTryAllocate,   // the same, from the cache
-    kFree,          // one of those held, by `a`
-    kRecordStream,  // one of those held, by `a`, is used by stream `b`
-    kFinish,        // stream `b` finishes `a` events
+    kAllocate,  // allocates `a` bytes on stream `b`
+    kTryAllocate,  // allocates from the cache only
+    kFree,  // frees the held block that `a` selects
+    kRecordStream,  // stream `b` uses the held block that `a` selects
+    kFinish,  // stream `b` finishes `a` events
     kPoll,
     kEmptyCache,
-    kSetLimit,     // to `a` bytes
-    kSetFraction,  // to `a` thousandths
+    kSetLimit,  // sets the limit to `a` bytes
+    kSetFraction,  // sets the fraction to `a` thousandths
     kDeviceLimit,  // the source has `a` bytes from now on
-    kFail,         // events fail from now on, by the low four bits of `a`
+    kFail,  // events fail from now on, by the low four bits of `a`
     kResetPeaks,
     kResetTotals,
-    kTrim,  // `a` bytes, free for `b` ticks
+    kTrim,  // wants `a` bytes that are free for `b` ticks
     kTick,
   };
   static constexpr int kKinds = 15;
-  static constexpr uint64_t kStreams = 4;  // streams are taken modulo this
+  static constexpr uint64_t kStreams = 4;  // operations take stream numbers modulo kStreams
 
   Kind kind = Kind::kPoll;
   uint64_t a = 0;
@@ -57,9 +57,9 @@ class HeapModel {
  public:
   explicit HeapModel(const HeapConfig& config);
 
-  // Empty, or what does not hold after the operation.
+  // Returns an empty text, or the check that fails after the operation.
   std::string Do(const HeapOp& op);
-  // Frees and gives back everything; then nothing may be left. Nothing else may follow.
+  // Frees and gives back all memory, and checks that no byte is left. No operation may follow.
   std::string End();
 
   uint64_t ooms() const { return ooms_; }
@@ -71,7 +71,7 @@ class HeapModel {
     uint64_t bytes = 0;
     Block* block = nullptr;
     Stream stream = 0;
-    std::vector<Stream> users;  // without repetition
+    std::vector<Stream> users;  // has no repetition
   };
   struct Pending {
     uint64_t bytes = 0;
@@ -94,20 +94,20 @@ class HeapModel {
 
   const HeapConfig config_;
   SimulatedSource source_;
-  SimulatedDevice streams_;  // for its events only
+  SimulatedDevice streams_;  // serves only for events
   ScriptedEvents events_;
   DirectHeap allocator_;
 
   std::map<Place, Held> held_;
   std::map<Place, Pending> pending_;
-  std::map<uint64_t, FreeSince> free_segments_;  // wholly free ones, by id
+  std::map<uint64_t, FreeSince> free_segments_;  // wholly free segments, key: id
   uint64_t ops_ = 0;
   uint64_t ticks_ = 0;
   uint64_t held_bytes_ = 0;
   uint64_t limit_;
   uint64_t ooms_ = 0;
   uint64_t deferred_frees_ = 0;
-  bool events_failed_ = false;  // ever: then it cannot be told which frees are complete
+  bool events_failed_ = false;  // stays true: from then on the model cannot tell which frees are complete
 };
 
 }  // namespace vrambroker

@@ -10,7 +10,7 @@
 
 namespace vrambroker::testing_support {
 
-// The reverse of absl::BytesToHexString(): Abseil's own has another signature in each version. REQUIRES: pairs of
+// Reverses absl::BytesToHexString(). Abseil's function has another signature in each version. REQUIRES: pairs of
 // digits.
 inline std::string HexToBytes(absl::string_view digits) {
   std::string bytes;

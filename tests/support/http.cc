@@ -52,7 +52,7 @@ absl::StatusOr<HttpAnswer> HttpGet(int port, const std::string& path) {
   return answer;
 }
 
-// The names that the tests use contain neither escapes nor commas or braces.
+// Names in the tests contain no escapes, commas or braces.
 MetricsPage::MetricsPage(const std::string& text) {
   for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     if (line[0] == '#') continue;

@@ -17,7 +17,7 @@ struct HttpAnswer {
   std::string body;
 };
 
-// GET over a connection of its own to 127.0.0.1.
+// Sends a GET to 127.0.0.1 over a new connection.
 absl::StatusOr<HttpAnswer> HttpGet(int port, const std::string& path);
 
 using Labels = std::map<std::string, std::string>;
@@ -27,9 +27,10 @@ class MetricsPage {
  public:
   explicit MetricsPage(const std::string& text);
 
-  // The value of the one series with this name and at least these labels; none when there is no or more than one.
+  // Returns the value of the only series with this name and at least these labels; no value when there is no such
+  // series, or more than one series.
   std::optional<double> Value(const std::string& name, const Labels& labels = {}) const;
-  // The sum of all such series, and their number.
+  // Sum() and Count() return the sum and the number of all matching series.
   double Sum(const std::string& name, const Labels& labels = {}) const;
   size_t Count(const std::string& name, const Labels& labels = {}) const;
 

@@ -10,7 +10,7 @@
 
 namespace vrambroker::testing_support {
 
-// What a client says first (RFC 9113, section 3.4).
+// A client sends this text first (RFC 9113, section 3.4).
 inline constexpr absl::string_view kHttp2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 inline std::string BigEndian(uint32_t number, int bytes) {

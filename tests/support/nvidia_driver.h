@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NVIDIA's driver on the machine that tests run on: its part in the kernel, and its library.
+// Finds NVIDIA's driver on the machine that tests run on: the kernel module and the library.
 #ifndef VRAMBROKER_TESTS_SUPPORT_NVIDIA_DRIVER_H_
 #define VRAMBROKER_TESTS_SUPPORT_NVIDIA_DRIVER_H_
 
@@ -10,12 +10,13 @@
 
 namespace vrambroker::testing_support {
 
-// Whether the kernel has it, by the files under `root`.
+// Tells whether the kernel has the driver, by the files under `root`.
 inline bool HasNvidiaDriver(const std::string& root = "") {
   return std::filesystem::exists(root + "/proc/driver/nvidia") || std::filesystem::exists(root + "/sys/module/nvidia");
 }
 
-// The real libcuda.so.1: $VRAMBROKER_REAL_LIBCUDA, or that of Debian's package libcuda1. Empty: there is none.
+// Returns the path of the real libcuda.so.1: $VRAMBROKER_REAL_LIBCUDA, or the file of Debian's package libcuda1. An
+// empty path means that there is no such library.
 inline std::string RealCudaLibrary() {
   if (const char* const named = std::getenv("VRAMBROKER_REAL_LIBCUDA"); named != nullptr) return named;
   for (const char* const machine : {"x86_64-linux-gnu", "aarch64-linux-gnu"}) {
@@ -29,7 +30,7 @@ inline std::string RealCudaLibrary() {
 
 }  // namespace vrambroker::testing_support
 
-// At the start of a test with it, which asks it for functions and uses no GPU.
+// Begins a test that asks the real library for functions and uses no GPU.
 #define NEEDS_REAL_CUDA_LIBRARY(file)                                                                      \
   const std::string file = vrambroker::testing_support::RealCudaLibrary();                                 \
   if (file.empty()) {                                                                                      \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A segment opened by hand, for tests that speak the protocol themselves.
+// Opens a segment by hand, for tests that use the protocol directly.
 #ifndef VRAMBROKER_TESTS_SUPPORT_OPENED_SEGMENT_H_
 #define VRAMBROKER_TESTS_SUPPORT_OPENED_SEGMENT_H_
 
@@ -14,17 +14,17 @@
 
 namespace vrambroker::testing_support {
 
-// Closed with this object. Move-only.
+// The object closes the segment when the object ends. The class is move-only.
 class OpenedSegment {
  public:
-  // `uuid` of the daemon's device; `dir` is the daemon's.
+  // `uuid` names the daemon's device; `dir` is the daemon's directory.
   static absl::StatusOr<OpenedSegment> Open(const std::string& dir, const std::string& uuid,
                                             const v1::SegmentHandle& handle, uint64_t bytes);
   OpenedSegment(OpenedSegment&& other) noexcept = default;
   OpenedSegment& operator=(OpenedSegment&& other) = delete;
   ~OpenedSegment();
 
-  // The patterns of util.h, over all of it.
+  // Fill() and Holds() use the patterns of util.h, over the whole segment.
   void Fill(uint64_t seed);
   bool Holds(uint64_t seed) const;
 

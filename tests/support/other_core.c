@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a libvrambroker-core.so of another version shows to the library. */
+/* Plays a libvrambroker-core.so of another version. */
 #include <stddef.h>
 #include <stdint.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Children that go on in the code of a test, as other users if need be. For tests without threads, and without CUDA:
-// a child of a process that has called the driver cannot use it.
+// Child processes that continue in the code of a test, if need be as other users. The functions are for tests without
+// threads and without CUDA: a child of a process that has called the driver cannot use the driver.
 #ifndef VRAMBROKER_TESTS_SUPPORT_OTHER_PROCESS_H_
 #define VRAMBROKER_TESTS_SUPPORT_OTHER_PROCESS_H_
 
@@ -22,7 +22,7 @@ namespace vrambroker::testing_support {
 inline constexpr uid_t kNobody = 65534;
 inline constexpr uid_t kOther = 54321;
 
-// Runs `body` in a child process, as `uid` with these capabilities alone; returns its process id.
+// Runs `body` in a child process, as `uid` with only these capabilities; returns the process id.
 inline pid_t RunAs(uid_t uid, uint64_t capabilities, const std::function<void()>& body) {
   const pid_t child = fork();
   if (child != 0) return child;
@@ -38,7 +38,7 @@ inline pid_t RunAs(uid_t uid, uint64_t capabilities, const std::function<void()>
   _exit(0);
 }
 
-// A child process that has become what `body` makes of it, which returns when it has.
+// A child process that runs `body`. The constructor returns when `body` has called IsReady().
 class Child {
  public:
   explicit Child(const std::function<void()>& body) {
@@ -61,9 +61,9 @@ class Child {
   }
   pid_t pid() const { return pid_; }
 
-  // For its body: it is ready now.
+  // The body calls IsReady() when the child is ready.
   static void IsReady() { (void)!write(ready, "r", 1); }
-  // And stays as it is.
+  // The body calls Stay() to report the child ready, and to keep the child's state until the end.
   static void Stay() {
     IsReady();
     for (;;) pause();

@@ -2,8 +2,8 @@
 //
 // The paths of this build's programs and of the source tree's files. The path of a program that is not built is empty.
 //
-// The values are in one generated file (paths.cc.in), so that nothing else that is compiled depends on a folder's name
-// and a compiler cache serves every clone.
+// One generated file (paths.cc.in) holds the values. No other compiled file depends on a folder's name, and a compiler
+// cache serves every clone.
 #ifndef VRAMBROKER_TESTS_SUPPORT_PATHS_H_
 #define VRAMBROKER_TESTS_SUPPORT_PATHS_H_
 
@@ -16,7 +16,7 @@ extern const char* const kDaemon;
 extern const char* const kVramctl;
 extern const char* const kTestClient;
 extern const char* const kDevicePlugin;
-extern const char* const kDemo;  // deploy/demo and deploy/examples
+extern const char* const kDemo;  // is a program of deploy/demo and deploy/examples
 extern const char* const kFragmentation;
 extern const char* const kJob;
 extern const char* const kStep8847;
@@ -24,28 +24,28 @@ extern const char* const kWithoutPidfds;  // runs another program
 
 // Libraries named libcuda.so.1.
 extern const char* const kCudaSubstitute;
-extern const char* const kPlainCudaSubstitute;  // without sanitizers; libnvidia-ml.so.1 is beside it
-extern const char* const kOldDriver;            // lacks most of what vrambroker calls
+extern const char* const kPlainCudaSubstitute;  // has no sanitizers; libnvidia-ml.so.1 is in the same folder
+extern const char* const kOldDriver;  // lacks most functions that vrambroker calls
 
-extern const char* const kNvmlSubstitute;  // named libnvidia-ml.so.1
+extern const char* const kNvmlSubstitute;  // is named libnvidia-ml.so.1
 
-// The C library, its core, and programs that use it.
+// The C library, the library's core, and programs that use the library.
 extern const char* const kCLibrary;
 extern const char* const kCCore;
 extern const char* const kCClient;
 extern const char* const kCClientOwnGrpc;
 extern const char* const kCClientCopies;
-extern const char* const kOtherCore;  // of no version of this library
+extern const char* const kOtherCore;  // plays a core of another version
 extern const char* const kCExample;
 
-// What `vramctl run` has programs load, and programs of others (tests/preload).
+// The library that `vramctl run` preloads, and the test programs of tests/preload.
 extern const char* const kPreload;
-extern const char* const kPreloadPackingDriver;  // a libcuda.so.1, too
-extern const char* const kPreloadOther;          // another library for LD_PRELOAD
+extern const char* const kPreloadPackingDriver;  // is another libcuda.so.1
+extern const char* const kPreloadOther;  // is another library for LD_PRELOAD
 extern const char* const kPreloadProbe;
 extern const char* const kPreloadProbeLinked;
 extern const char* const kPreloadBenchProgram;
-extern const char* const kEmptyDriver;  // named libcuda.so.1: its calls cost nothing
+extern const char* const kEmptyDriver;  // is named libcuda.so.1; calls cost no time
 
 extern const char* const kPython;
 extern const char* const kTmux;
