@@ -15,7 +15,7 @@ namespace vrambroker::testing_support {
 
 struct DaemonOptions {
   std::string program;              // names another build of the daemon; empty: this build's daemon
-  std::string capacity = "256MiB";  // empty: the default
+  std::string capacity = "256MiB";  // sets the capacity; empty: the default
   std::string config;               // adds lines to the configuration file
   int devices = 1;
   bool http = false;    // serves /metrics, where a test needs the page

@@ -69,7 +69,7 @@ class FakeKubelet {
 
   mutable Mutex mu_;
   std::map<std::string, std::shared_ptr<Plugin>> plugins_ ABSL_GUARDED_BY(mu_);  // key: resource
-  std::vector<std::shared_ptr<Plugin>> earlier_ ABSL_GUARDED_BY(mu_);  // plugins that have registered again
+  std::vector<std::shared_ptr<Plugin>> earlier_ ABSL_GUARDED_BY(mu_);            // plugins that have registered again
   std::map<std::string, int> registrations_ ABSL_GUARDED_BY(mu_);
   ::v1::ListPodResourcesResponse pods_ ABSL_GUARDED_BY(mu_);
   int pod_lists_ ABSL_GUARDED_BY(mu_) = 0;

@@ -27,17 +27,17 @@ struct HeapConfig {
 
 struct HeapOp {
   enum class Kind : uint8_t {
-    kAllocate,  // allocates `a` bytes on stream `b`
-    kTryAllocate,  // allocates from the cache only
-    kFree,  // frees the held block that `a` selects
+    kAllocate,      // allocates `a` bytes on stream `b`
+    kTryAllocate,   // allocates from the cache only
+    kFree,          // frees the held block that `a` selects
     kRecordStream,  // stream `b` uses the held block that `a` selects
-    kFinish,  // stream `b` finishes `a` events
+    kFinish,        // stream `b` finishes `a` events
     kPoll,
     kEmptyCache,
-    kSetLimit,  // sets the limit to `a` bytes
+    kSetLimit,     // sets the limit to `a` bytes
     kSetFraction,  // sets the fraction to `a` thousandths
     kDeviceLimit,  // the source has `a` bytes from now on
-    kFail,  // events fail from now on, by the low four bits of `a`
+    kFail,         // events fail from now on, by the low four bits of `a`
     kResetPeaks,
     kResetTotals,
     kTrim,  // wants `a` bytes that are free for `b` ticks

@@ -14,7 +14,7 @@
 
 namespace vrambroker::testing_support {
 
-// The object closes the segment when the object ends. The class is move-only.
+// The destructor closes the segment. The class is move-only.
 class OpenedSegment {
  public:
   // `uuid` names the daemon's device; `dir` is the daemon's directory.

@@ -2,8 +2,8 @@
 //
 // The paths of this build's programs and of the source tree's files. The path of a program that is not built is empty.
 //
-// One generated file (paths.cc.in) holds the values. No other compiled file depends on a folder's name, and a compiler
-// cache serves every clone.
+// A single generated file (paths.cc.in) holds the values. No other compiled file depends on a folder's name, and a
+// compiler cache serves every clone.
 #ifndef VRAMBROKER_TESTS_SUPPORT_PATHS_H_
 #define VRAMBROKER_TESTS_SUPPORT_PATHS_H_
 
@@ -25,7 +25,7 @@ extern const char* const kWithoutPidfds;  // runs another program
 // Libraries named libcuda.so.1.
 extern const char* const kCudaSubstitute;
 extern const char* const kPlainCudaSubstitute;  // has no sanitizers; libnvidia-ml.so.1 is in the same folder
-extern const char* const kOldDriver;  // lacks most functions that vrambroker calls
+extern const char* const kOldDriver;            // lacks most functions that vrambroker calls
 
 extern const char* const kNvmlSubstitute;  // is named libnvidia-ml.so.1
 
@@ -41,7 +41,7 @@ extern const char* const kCExample;
 // The library that `vramctl run` preloads, and the test programs of tests/preload.
 extern const char* const kPreload;
 extern const char* const kPreloadPackingDriver;  // is another libcuda.so.1
-extern const char* const kPreloadOther;  // is another library for LD_PRELOAD
+extern const char* const kPreloadOther;          // is another library for LD_PRELOAD
 extern const char* const kPreloadProbe;
 extern const char* const kPreloadProbeLinked;
 extern const char* const kPreloadBenchProgram;

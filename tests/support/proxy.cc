@@ -27,7 +27,7 @@ sockaddr_un AddressOf(const std::string& path) {
   return address;
 }
 
-// Of what recvmsg() has filled in.
+// Closes the descriptors that recvmsg() has put into `message`.
 void CloseDescriptors(msghdr& message) {
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -39,7 +39,8 @@ void CloseDescriptors(msghdr& message) {
   }
 }
 
-// Until either end is gone. What `passes` is false for is lost. Descriptors come along, unless they are dropped.
+// Passes data on until either end has gone. Data for which `passes` returns false is lost. Descriptors come along,
+// unless `drops_descriptors` is set.
 void Pass(int from, int to, const std::function<bool(ssize_t)>& passes, const std::atomic<bool>& drops_descriptors) {
   std::vector<char> bytes(1 << 16);
   alignas(cmsghdr) std::array<char, CMSG_SPACE(8 * sizeof(int))> control;
@@ -110,8 +111,8 @@ void Proxy::Break(Which which) {
       released_.NotifyAll();
     }
     shutdown(connection.daemon.get(), SHUT_RDWR);
-    // Without a proxy, what is sent there has arrived, and the sender relies on that. Pass() ends the client's side
-    // once it has passed on what the daemon could send.
+    // Without a proxy, data sent to the socket has arrived, and the sender relies on the arrival. Pass() ends the
+    // client's side after passing on the daemon's data.
     if (connection.which != Which::kDescriptors) shutdown(connection.client.get(), SHUT_RDWR);
   }
   for (Connection& connection : broken) {
@@ -162,7 +163,7 @@ void Proxy::Accept(const Listener& listener) {
       AwaitRelease(which, *fate);
       return true;
     };
-    MutexLock lock(mu_);  // from now on it is one that Break() and the others know
+    MutexLock lock(mu_);  // Break() and the other functions know the connection from now on
     connection.up =
         std::thread(&Pass, connection.client.get(), connection.daemon.get(), up, std::cref(drops_descriptors_));
     connection.down =

@@ -18,9 +18,9 @@
 
 namespace vrambroker::testing_support {
 
-// Passes on what a client and the daemon say to each other, on both sockets, and can break their connections. It hides
-// from the daemon that a client no longer waits for an answer. It must run in the client's process, so that the kernel
-// names the right one to the daemon. Thread-safe.
+// Passes on data between a client and the daemon, on both sockets, and can break the connections. The proxy hides from
+// the daemon that a client no longer waits for an answer. The proxy must run in the client's process, so that the
+// kernel names the client's process to the daemon. The class is thread-safe.
 class Proxy {
  public:
   // Serves clients that connect to `dir`, an empty directory, for the daemon that serves `daemon_dir`.
@@ -29,31 +29,30 @@ class Proxy {
   Proxy(const Proxy&) = delete;
   Proxy& operator=(const Proxy&) = delete;
 
-  enum class Which { kBoth, kGrpc, kDescriptors };  // on which socket
+  enum class Which { kBoth, kGrpc, kDescriptors };  // names the socket
 
-  // Breaks all connections, as they would if the network did. Nothing of theirs is held back any more. On the
-  // descriptor socket the client still gets what the daemon has sent, as it does over a socket of the kernel's.
+  // Breaks all connections, like a failing network, and releases data that was held back. On the descriptor socket the
+  // client still gets data that the daemon has sent, like over a socket of the kernel.
   void Break(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_);
-  // What clients send over the connections that there are is lost from now on.
+  // Loses data that clients send over existing connections from now on.
   void Swallow() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kLost, Which::kBoth); }
-  // What clients send over the connections that there are is not read from now on, until Break() or PassOn(): they have
-  // to wait.
+  // Stops reading from existing connections until Break() or PassOn(): clients have to wait.
   void Stall(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kUnread, which); }
-  // What the daemon sends arrives without descriptors from now on, as where the client can have no more of them.
+  // Drops the descriptors of the daemon's messages from now on, like a client that can have no more descriptors.
   void DropDescriptors() { drops_descriptors_ = true; }
   void PassOn() ABSL_LOCKS_EXCLUDED(mu_) { Set(Fate::kPassedOn, Which::kBoth); }
-  // How often something was stalled.
+  // Returns how often data was stalled.
   int stalled() const { return stalled_; }
-  // How often something of the daemon's was held back.
+  // Returns how often data from the daemon was held back.
   int held() const { return held_; }
-  // How many calls came over the descriptor socket.
+  // Returns the number of calls over the descriptor socket.
   int segment_calls() const { return segment_calls_; }
-  // Holds back all that the daemon sends, until Release(); also over later connections.
+  // Holds back all data from the daemon until Release(), also on later connections.
   void Hold(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_) { SetHeld(true, which); }
   void Release(Which which = Which::kBoth) ABSL_LOCKS_EXCLUDED(mu_) { SetHeld(false, which); }
 
  private:
-  // One of the sockets.
+  // A Listener serves either socket.
   struct Listener {
     Which which = Which::kGrpc;
     const char* name = nullptr;
@@ -61,7 +60,7 @@ class Proxy {
     UniqueFd fd = {};
     std::thread acceptor = {};
   };
-  enum class Fate { kPassedOn, kLost, kUnread, kBroken };  // of what a client sends
+  enum class Fate { kPassedOn, kLost, kUnread, kBroken };  // describes the fate of a client's data
   struct Connection {
     Which which = Which::kGrpc;
     UniqueFd client;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The services by their stubs, to send what the client library never would.
+// Calls the services by stubs. Tests send messages that the client library never sends.
 #ifndef VRAMBROKER_TESTS_SUPPORT_RAW_CLIENT_H_
 #define VRAMBROKER_TESTS_SUPPORT_RAW_CLIENT_H_
 
@@ -20,7 +20,7 @@
 
 namespace vrambroker::testing_support {
 
-// Admin::HoldRecording. Not thread-safe.
+// Holds a call of Admin::HoldRecording. The class is not thread-safe.
 class RawHold {
  public:
   RawHold(v1::Admin::Stub& admin, const v1::SessionRef& session, uint32_t events);
@@ -28,7 +28,7 @@ class RawHold {
   RawHold(const RawHold&) = delete;
   RawHold& operator=(const RawHold&) = delete;
 
-  // Waits until the session keeps them. Called once.
+  // Waits until the session keeps the events. Called once.
   absl::Status WaitForStart();
 
  private:
@@ -37,7 +37,7 @@ class RawHold {
   bool is_held_ = false;
 };
 
-// One connection, both services.
+// A connection with stubs of both services.
 class RawClient {
  public:
   static absl::StatusOr<RawClient> Connect(const std::string& socket_dir);
@@ -46,7 +46,7 @@ class RawClient {
   v1::Admin::Stub& admin() { return *admin_; }
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
 
-  // A unary call: `method` of `stub`.
+  // Makes a unary call: `method` of `stub`.
   template <typename Stub, typename Request, typename Response>
   static absl::Status Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                            const Request& request, Response* response) {
@@ -71,7 +71,7 @@ class RawClient {
   absl::StatusOr<std::vector<v1::GetSnapshotResponse>> GetSnapshot(const v1::SessionRef& ref, uint32_t device);
   absl::StatusOr<std::vector<v1::GetSnapshotResponse>> GetRefusalSnapshot(uint64_t refusal);
   absl::Status SetRecording(const v1::SessionRef& ref, uint32_t max_events);
-  // Only as long as the call takes.
+  // Holds the recording only until the call returns.
   absl::Status HoldRecording(const v1::SessionRef& ref, uint32_t events) {
     return RawHold(*admin_, ref, events).WaitForStart();
   }
@@ -82,37 +82,38 @@ class RawClient {
   std::unique_ptr<v1::Admin::Stub> admin_;
 };
 
-// A call of any method with any bytes; the bytes of the answer.
+// Calls any method with any bytes; returns the bytes of the answer.
 absl::StatusOr<std::string> CallBytes(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                                       const std::string& request);
 
 v1::SessionRef Ref(uint64_t id);
 v1::SessionRef Ref(const std::string& name);
-// What the daemon says of a session's first device without asking its client; zeros when there is none.
+// Returns the daemon's view of a session's first device, without asking the session's client; zeros when there is no
+// such session.
 v1::SessionDevice ListedDevice(const std::string& socket_dir, const std::string& name);
 v1::Limit BytesLimit(uint64_t bytes);
 v1::Limit FractionLimit(double fraction);
-// The first message of a session that leases.
+// Returns the first message of a session that leases.
 v1::SessionRequest LeasingHello(const std::string& name);
 
-// A call of Broker.Session. For one thread.
+// A call of Broker.Session, for one thread.
 class RawStream {
  public:
   explicit RawStream(RawClient& client);
   // Cancels the call: to the daemon, the stream breaks.
   ~RawStream();
 
-  // False when the stream has ended.
+  // Returns false when the stream has ended.
   bool Send(const v1::SessionRequest& request) { return stream_->Write(request); }
-  // None when the stream has ended.
+  // Returns no message when the stream has ended.
   std::optional<v1::SessionResponse> Receive();
-  // Sends a hello; the session's id, or the status that ended the stream.
+  // Sends a hello. Returns the daemon's welcome, or the status that ended the stream.
   absl::StatusOr<v1::Welcome> Hello(const std::string& name = "raw",
                                     const std::optional<v1::Limit>& limit = std::nullopt);
   absl::StatusOr<v1::Welcome> Open(const v1::SessionRequest& first);
   // Says goodbye and waits for the end.
   absl::Status Goodbye();
-  // The status with which the daemon ended the stream; reads what is left.
+  // Returns the status with which the daemon ended the stream; reads the messages that are left.
   absl::Status End();
   void Cancel() { context_.TryCancel(); }
 
@@ -122,7 +123,7 @@ class RawStream {
   bool ended_ = false;
 };
 
-// Without what changes while nothing happens: since when it is not used, and what the daemon finds out by and by.
+// Removes fields that change while the session is idle: the idle time, and fields that the daemon finds out later.
 v1::Session Lasting(v1::Session session);
 
 }  // namespace vrambroker::testing_support

@@ -26,12 +26,12 @@ constexpr absl::string_view kPingPayload = "12345678";
 constexpr uint8_t kEndStream = 1;
 constexpr uint8_t kEndHeaders = 4;
 
-// A string of HPACK, shorter than 127 bytes.
+// Encodes a string of HPACK, shorter than 127 bytes.
 std::string Text(absl::string_view text) {
   return absl::StrCat(BigEndian(static_cast<uint32_t>(text.size()), 1), text);
 }
 
-// A header that the static table does not have.
+// Encodes a header that the static table does not have.
 std::string Header(absl::string_view name, absl::string_view value) {
   return absl::StrCat(BigEndian(0, 1), Text(name), Text(value));
 }
@@ -72,14 +72,14 @@ bool RawHttp2::Ping() {
 }
 
 bool RawHttp2::Ponged() {
-  (void)Closed();  // reads what there is
+  (void)Closed();  // reads the available data
   return absl::StrContains(received_, Http2FrameText(kPing, kAck, 0, kPingPayload));
 }
 
 bool RawHttp2::SendLast(absl::string_view message, bool compressed) {
   const std::string data =
       absl::StrCat(BigEndian(compressed ? 1 : 0, 1), BigEndian(static_cast<uint32_t>(message.size()), 4), message);
-  constexpr size_t kMost = 16 << 10;  // of a frame
+  constexpr size_t kMost = 16 << 10;  // is the limit of a frame
   for (size_t sent = 0; sent < data.size(); sent += kMost) {
     const bool last = sent + kMost >= data.size();
     if (!Send(Http2FrameText(kData, last ? kEndStream : 0, stream_, absl::string_view(data).substr(sent, kMost))))
@@ -100,7 +100,7 @@ bool RawHttp2::Closed() {
 
 bool RawHttp2::Send(absl::string_view bytes) {
   while (!bytes.empty()) {
-    // The daemon must never wait for us to read.
+    // The daemon must never wait for the test to read.
     if (Closed()) return false;
     const ssize_t size = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (size > 0) {

@@ -11,28 +11,29 @@
 
 namespace vrambroker::testing_support {
 
-// An HTTP/2 connection to the daemon that keeps no rule which gRPC's library would keep. For one thread.
+// An HTTP/2 connection to the daemon that may break every rule that gRPC's library keeps. For one thread.
 class RawHttp2 {
  public:
-  // Connected; says nothing yet.
+  // Connects, and sends no data yet.
   static absl::StatusOr<RawHttp2> Connect(const std::string& socket_dir);
 
-  // HTTP/2's first bytes and empty settings. Acknowledges the daemon's settings before they come, or never.
+  // Sends HTTP/2's first bytes and empty settings. The acknowledgement of the daemon's settings goes out before the
+  // settings come, or never.
   bool Greet(bool acknowledge);
-  // Begins a call of `method`, in the messages' `encoding` if there is one. Each answer is false when the daemon has
-  // closed the connection.
+  // Begins a call of `method`, with messages in `encoding` if the text is not empty. Begin() and the other functions
+  // that send return false when the daemon has closed the connection.
   bool Begin(absl::string_view method, absl::string_view encoding = "");
-  // Ends the call that was begun last, as a client that gives up.
+  // Ends the call that was begun last, like a client that gives up.
   bool Reset();
-  // Asks for an answer, which comes when all that was sent before has been read.
+  // Asks for an answer, which comes when the daemon has read all earlier data.
   bool Ping();
   bool Ponged();
-  // Sends a message of that call and no more: what follows gRPC's prefix.
+  // Sends the last message of the call. `message` follows gRPC's prefix.
   bool SendLast(absl::string_view message, bool compressed);
 
-  // True when the daemon has closed the connection. Reads what there is.
+  // Reads the available data. Returns true when the daemon has closed the connection.
   bool Closed();
-  // What came so far, frames and all.
+  // Returns the data received so far, frames included.
   const std::string& received() const { return received_; }
 
  private:
@@ -40,11 +41,11 @@ class RawHttp2 {
   bool Send(absl::string_view bytes);
 
   UniqueFd fd_;
-  uint32_t stream_ = 0;  // the last one
+  uint32_t stream_ = 0;  // the last stream
   std::string received_;
 };
 
-// `size` bytes of nothing, as gzip.
+// Compresses `size` zero bytes with gzip.
 std::string GzipOfZeros(uint64_t size);
 
 }  // namespace vrambroker::testing_support

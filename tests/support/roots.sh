@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Root folders of Debian, made by mmdebstrap, for scripts that test in them. To be sourced, after shell.sh.
+# Makes root folders of Debian with mmdebstrap, for scripts that test in such folders. Source this file after shell.sh.
 . "$(dirname "${BASH_SOURCE[0]}")/debian.sh"
 
-# in_own_namespaces SIZE "$@": runs the calling script again, in a mount and a pid namespace of its own, and ends with it. There its
-# first argument is "inside", its second a memory file system of SIZE, and the rest those given. So nothing is left when the script is
-# interrupted: no mount, no process, no folder but an empty one after SIGKILL.
+# in_own_namespaces SIZE "$@": runs the calling script again, in a new mount namespace and a new pid namespace, and ends
+# with
+# the inner script. The inner script's first argument is "inside", the second a memory file system of SIZE; the given
+# arguments
+# follow. An interrupted script leaves no mount, no process, and no folder, except an empty folder after SIGKILL.
 in_own_namespaces() {
   local size=$1
   shift

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ScriptedEvents: the streams of a SimulatedDevice, with failures on demand and a record of what was answered.
+// ScriptedEvents: the streams of a SimulatedDevice, with failures on demand and a record of the answers.
 #ifndef VRAMBROKER_TESTS_SUPPORT_SCRIPTED_EVENTS_H_
 #define VRAMBROKER_TESTS_SUPPORT_SCRIPTED_EVENTS_H_
 
@@ -16,16 +16,17 @@
 
 namespace vrambroker {
 
-// Thread-safe; the switches and the hooks are for use between calls. Outlives its events.
+// The class is thread-safe; tests set the switches and the hooks between calls. A ScriptedEvents outlives its events.
 class ScriptedEvents : public EventSource {
  public:
   explicit ScriptedEvents(SimulatedDevice* device) : device_(*device) {}
 
   std::atomic<bool> fail_record = false, fail_query = false, fail_wait = false;
-  std::atomic<bool> lose_streams = false;  // those that events are recorded on from now on do not exist any more
-  std::function<void(Stream)> on_record, on_wait;  // set before use; called with no lock held
+  std::atomic<bool> lose_streams = false;          // streams of events recorded from now on no longer exist
+  std::function<void(Stream)> on_record, on_wait;  // set before use; called without a lock
 
-  // Events that were recorded on a stream, and up to which of them the allocator was told that they are done.
+  // recorded() counts the events that were recorded on a stream. known_done() is the number of the last event that the
+  // allocator knows to be done.
   uint64_t recorded(Stream stream) const { return Read(recorded_, stream); }
   uint64_t known_done(Stream stream) const { return Read(known_done_, stream); }
 
@@ -83,8 +84,8 @@ class ScriptedEvents : public EventSource {
   SimulatedDevice& device_;
   mutable Mutex mu_ ABSL_ACQUIRED_AFTER(lock_level::kDevice)
       ABSL_ACQUIRED_BEFORE(lock_level::kLeaf){lock_level::kDevice};
-  Numbers recorded_;    // mu_
-  Numbers known_done_;  // mu_
+  Numbers recorded_;    // guard: mu_
+  Numbers known_done_;  // guard: mu_
 };
 
 }  // namespace vrambroker

@@ -17,8 +17,8 @@
 
 namespace vrambroker::testing_support {
 
-// Counters in memory that all processes share that name the same file, so that what a killed process counted is not
-// lost. Begins as zeros, which must be a valid value of T. Ends the process when there is no such file to be had.
+// Maps counters that all processes with the same file share: the counts of a killed process are not lost. A new file
+// holds zeros, which must be a valid value of T. Ends the process when the file cannot be opened or mapped.
 template <typename T>
 T* MapCounters(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
@@ -33,10 +33,10 @@ T* MapCounters(const std::string& path) {
   return static_cast<T*>(memory);
 }
 
-// Of clients that race for one limit: test_client's "race".
+// Counters of clients that race for a common limit: test_client's "race".
 struct RaceCounters {
   std::array<std::atomic<uint64_t>, 16> held;  // bytes, by client
-  std::atomic<uint64_t> rounds;                // allocations, of all
+  std::atomic<uint64_t> rounds;                // allocations of all clients
 };
 
 }  // namespace vrambroker::testing_support

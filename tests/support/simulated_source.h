@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SimulatedSource: segments of no memory, within a budget.
+// SimulatedSource: segments without memory, within a budget.
 #ifndef VRAMBROKER_TESTS_SUPPORT_SIMULATED_SOURCE_H_
 #define VRAMBROKER_TESTS_SUPPORT_SIMULATED_SOURCE_H_
 
@@ -20,14 +20,14 @@
 
 namespace vrambroker {
 
-// Ids are 1, 2, 3, ... in the order of acquisition. Thread-safe; the hooks are called with no lock held.
+// Ids are 1, 2, 3, ... in the order of acquisition. The class is thread-safe, and calls the hooks without a lock.
 class SimulatedSource : public SegmentSource {
  public:
   static constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
   explicit SimulatedSource(uint64_t device_bytes) : device_bytes_(device_bytes) {}
 
-  // Set before use.
+  // Tests set the hooks before use.
   std::function<void(int call)> on_acquire;  // `call` counts from 1
   std::function<void(int call)> on_release;
 
@@ -35,12 +35,12 @@ class SimulatedSource : public SegmentSource {
     MutexLock lock(mu_);
     limit_ = bytes;
   }
-  // The next acquisitions are answered with these; OK means as usual.
+  // Answers the next acquisitions with these statuses; OK means the usual answer.
   void AnswerNext(std::deque<absl::Status> answers) {
     MutexLock lock(mu_);
     answers_ = std::move(answers);
   }
-  // What ReleaseSegments() says of every byte it takes; the bytes are free again all the same.
+  // Makes ReleaseSegments() report all bytes of the segments, or no bytes. The bytes are free again in either case.
   void set_release_reports(bool all) {
     MutexLock lock(mu_);
     report_all_ = all;
@@ -58,17 +58,17 @@ class SimulatedSource : public SegmentSource {
     MutexLock lock(mu_);
     return release_calls_;
   }
-  // Sizes asked for, refused ones included.
+  // Returns the requested sizes, refused requests included.
   std::vector<uint64_t> asked_for() const {
     MutexLock lock(mu_);
     return asked_for_;
   }
-  // In the order of release.
+  // Returns ids in the order of release.
   std::vector<uint64_t> released_ids() const {
     MutexLock lock(mu_);
     return released_ids_;
   }
-  // Bytes of a live segment, or 0.
+  // Returns the bytes of a live segment, or 0.
   uint64_t BytesOf(SegmentId id) const {
     MutexLock lock(mu_);
     const auto it = live_.find(Raw(id));
@@ -78,7 +78,7 @@ class SimulatedSource : public SegmentSource {
     MutexLock lock(mu_);
     return Fits(bytes);
   }
-  // Releases of what was not live, or with another size.
+  // Describes releases of segments that were not live, or had another size.
   std::string misuse() const {
     MutexLock lock(mu_);
     return misuse_;

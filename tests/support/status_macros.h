@@ -37,10 +37,10 @@ template <typename T>
 
 }  // namespace vrambroker::testing_support
 
-// For an absl::Status or absl::StatusOr.
+// ASSERT_OK and EXPECT_OK take an absl::Status or an absl::StatusOr.
 #define ASSERT_OK(expression) ASSERT_PRED_FORMAT1(::vrambroker::testing_support::IsOk, expression)
 #define EXPECT_OK(expression) EXPECT_PRED_FORMAT1(::vrambroker::testing_support::IsOk, expression)
-// The code, and a part of the message.
+// EXPECT_STATUS compares the code, and a part of the message.
 #define EXPECT_STATUS(expression, code, part) \
   EXPECT_PRED_FORMAT3(::vrambroker::testing_support::HasStatus, expression, code, part)
 

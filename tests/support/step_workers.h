@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StepWorkers: workers that run on the test's own thread, when it says so. Nothing happens in between.
+// StepWorkers: workers that run on the test's thread, only when the test calls Step() or Settle().
 #ifndef VRAMBROKER_TESTS_SUPPORT_STEP_WORKERS_H_
 #define VRAMBROKER_TESTS_SUPPORT_STEP_WORKERS_H_
 
@@ -21,11 +21,11 @@ class StepWorkers : public Executor {
   absl::StatusOr<UserSlots::Slot> StartWaiting(const UserKey& user) override { return waiting_.Take(user); }
 
   size_t waiting() const { return tasks_.size(); }
-  // Runs what waits, and what that submits.
+  // Runs the waiting tasks, and tasks that these tasks submit.
   void Settle() {
     while (!tasks_.empty()) Step();
   }
-  // Runs the first that waits. REQUIRES: there is one.
+  // Runs the first waiting task. REQUIRES: a task waits.
   void Step() {
     const std::function<void()> task = std::move(tasks_.front());
     tasks_.pop_front();

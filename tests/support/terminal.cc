@@ -16,7 +16,8 @@
 namespace vrambroker::testing_support {
 namespace {
 
-// Says how the program ended and what `stty` thinks of the terminal, and stays. Ctrl-C is the program's.
+// The shell runs the program, prints the exit code and `stty`'s view of the terminal, and stays. Ctrl-C goes to the
+// program.
 constexpr const char* kShell = R"(trap : INT
 "$@"
 echo "exit=$?"
@@ -43,7 +44,7 @@ absl::StatusOr<std::unique_ptr<Terminal>> Terminal::Start(const Arguments& progr
 }
 
 RunResult Terminal::Tmux(Arguments arguments) const {
-  // -N: a server of its own would outlive the test.
+  // -N starts no server: another server would outlive the test.
   const Arguments before = {paths::kTmux, "-N", "-u", "-S", socket_};
   arguments.insert(arguments.begin(), before.begin(), before.end());
   return RunProgram(arguments);

@@ -12,24 +12,26 @@
 
 namespace vrambroker::testing_support {
 
-// A program on a terminal of its own, drawn by tmux. It ends with this object, or with the thread that made it.
+// Runs a program on a new terminal, drawn by tmux. The program ends with this object, or with the thread that made the
+// object.
 class Terminal {
  public:
   static absl::StatusOr<std::unique_ptr<Terminal>> Start(const Arguments& program, int columns, int rows);
 
-  // What is on the screen. `escapes`: with the colours.
+  // Returns the text on the screen; `escapes` adds the colours.
   std::string Screen(bool escapes = false) const;
-  // Whether `text` comes up; not: the screen is in the failure.
+  // Shows() waits until `text` comes up, ShowsNoMore() until `text` goes. A failure includes the screen.
   bool Shows(const std::string& text) const;
   bool ShowsNoMore(const std::string& text) const;
 
-  // Keys as tmux calls them: "q", "Down", "C-c".
+  // Takes keys by tmux's names: "q", "Down", "C-c".
   void Press(const std::string& key) const;
   void Resize(int columns, int rows) const;
-  void Signal(int signal) const;  // to the program
-  pid_t pid() const;              // of the program; 0 when it has ended
+  void Signal(int signal) const;  // goes to the program
+  pid_t pid() const;              // the program's; 0 when the program has ended
 
-  // Waits for the end of the program: its exit code and how it left the terminal, "exit=0 plain" or "exit=1 odd: ...".
+  // Waits for the program's end. Returns the exit code and the state of the terminal, "exit=0 plain" or "exit=1 odd:
+  // ...".
   std::string End() const;
 
  private:

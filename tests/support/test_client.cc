@@ -1,34 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A client that does what standard input tells it, one command a line, and answers each with a line:
+// A client that obeys standard input, with a command per line, and answers each command with a line:
 //   ok [WORD]...   or   error CODE MESSAGE [TYPE_URL VALUE]...   (texts in hexadecimal digits, '-' when empty)
-// It ends at the end of its input, or however the test ends it.
+// The program ends at the end of the input, or when the test ends the program.
 //
-//   connect NAME LIMIT [remote] [wait_ms=N]   '-': none    -> SESSION NAME LIMIT_BYTES
+//   connect NAME LIMIT [remote] [wait_ms=N]   '-': no name or no limit -> SESSION NAME LIMIT_BYTES
 //   alloc BYTES [SCOPE]                                 -> INDEX SEGMENT OFFSET BLOCK_BYTES
-//   write INDEX SEED | verify INDEX SEED | zeros INDEX (it is all zeros) | free INDEX
+//   write INDEX SEED | verify INDEX SEED | zeros INDEX (expects only zeros) | free INDEX
 //   fill COUNT BYTES SEED    allocate, write and verify COUNT buffers
-//   check SEED               verify what fill wrote
+//   check SEED               verify the buffers of `fill`
 //   churn THREADS BYTES      allocate, write, verify and free in a loop, in the background, until the process ends
-//   race FILE SLOT BYTES LIMIT       like churn, with other sizes each time, up to BYTES; ends by a signal when all
-//                                    who race hold more than LIMIT together, by what each has written to its slot of
-//                                    FILE
+//   race FILE SLOT BYTES LIMIT       like churn, with random sizes up to BYTES; each client writes its bytes to a slot
+//   of
+//                                    FILE; a client aborts when all slots together exceed LIMIT
 //   empty | status | goodbye (ends the session and all buffers)
 //   fork                             a child with all mappings, until the test closes this process's input  -> PID
 //   fork_exec                        a child that runs another program until then                      -> PID
 //   setuid UID [GID]...      become this user with these further groups
 //   fetch TICKET             exchange a ticket (hexadecimal) for a descriptor
 //   allocate_raw SESSION BYTES | free_raw SESSION BLOCK | empty_raw SESSION | stats_raw SESSION | reset_raw SESSION
-//   set_limit NAME BYTES | trim NAME | end NAME | record NAME EVENTS | snapshot NAME | refusal ID | list |
-//   get NAME | snapshot_of_number NUMBER (a name or an id)
-//   explain [PID]            the rule, '-': none
+//   set_limit NAME BYTES | trim NAME | end NAME | record NAME EVENTS | snapshot NAME | refusal ID | ooms | list |
+//   get NAME | snapshot_of_number NUMBER (a name or an id) | reload | release     all by the Admin service
+//   explain [PID]            the rule, by the Admin service; '-': no rule
 //   count_hello NAME LIMIT [TOKEN] | count_join TOKEN | count_token     on the count socket; TOKEN in hexadecimal
-//   count_close              the session's main connection
+//   count_close              close the session's main connection
 //   charge BYTES | uncharge BYTES | hold BYTES | wait BYTES MS | info    of the counted session -> CHARGED FREE LIMIT
-//   take_gpu GPU BYTES       of the driver, past the broker
-//   exec                     become this program anew: nothing is connected
-//   in_child COMMAND         done and answered by a child, which lives until the test closes this process's input
-//   reload                   all by the Admin service
+//   take_gpu GPU BYTES       take memory of the driver, past the broker
+//   exec                     start this program anew: the new program is not connected
+//   in_child COMMAND         a child does and answers the command, and lives until the test closes this process's input
 #include <dlfcn.h>
 #include <grp.h>
 #include <poll.h>
@@ -183,7 +182,8 @@ class TestClient {
     const pid_t child = fork();
     if (child < 0) return absl::ErrnoToStatus(errno, "fork failed");
     if (child == 0) {
-      // Lives on when its parent is killed. Nothing here takes a lock that another thread may have held.
+      // The child lives on when the parent is killed. The loop takes no lock: another thread may have held locks at the
+      // fork.
       pollfd input = {.fd = STDIN_FILENO, .events = 0, .revents = 0};
       while ((input.revents & POLLHUP) == 0) (void)poll(&input, 1, -1);
       _exit(0);
@@ -308,7 +308,7 @@ class TestClient {
         {
           const absl::StatusOr<Buffer> buffer = client_->Allocate(bytes);
           if (!buffer.ok()) continue;
-          // No more than it holds, at any time.
+          // The slot counts no more than the client holds, at any time.
           counters->held[slot] = bytes;
           uint64_t sum = 0;
           for (const std::atomic<uint64_t>& held : counters->held) sum += held;
@@ -331,7 +331,7 @@ class TestClient {
           if (!buffer.ok()) continue;
           Fill(*buffer, 64, t + i);
           if (!Holds(*buffer, 64, t + i)) std::abort();
-          if (i == 0) ++started;  // `started` is gone after the answer
+          if (i == 0) ++started;  // the answer ends `started`
         }
       }).detach();
     }
@@ -423,7 +423,7 @@ std::string Answer(const absl::StatusOr<std::string>& result) {
 
 int main(int argc, char** argv) {
   if (argc < 2) return 2;
-  if (argc > 2) std::cout << "ok " << std::endl;  // to "exec"
+  if (argc > 2) std::cout << "ok " << std::endl;  // answers the "exec" command
   vrambroker::testing_support::TestClient client(argv[1]);
   std::string line;
   while (std::getline(std::cin, line)) {

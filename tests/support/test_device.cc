@@ -41,7 +41,7 @@ void CopyLibrary(const char* from, const std::string& to) {
   chmod(to.c_str(), 0755);
 }
 
-// Programs of other users have to be able to read it, wherever this build is. The management library is beside it.
+// Copies the substitute and the management library into a folder, so that programs of other users can read the files.
 std::string CopyOfSubstitute() {
   const std::string folder = MakeTempDir();
   CopyLibrary(paths::kCudaSubstitute, folder + "/libcuda.so.1");
@@ -49,8 +49,8 @@ std::string CopyOfSubstitute() {
   return folder + "/libcuda.so.1";
 }
 
-// glibc knows a library that is loaded by its soname: who loads libcuda.so.1 in this process after this gets it. A
-// program that links the substitute has it already.
+// glibc knows a loaded library by the library's soname: later loads of libcuda.so.1 in this process get the copy. A
+// program that links the substitute has the library already.
 void LoadSubstitute() {
   const std::string copy = CopyOfSubstitute();
   if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) == nullptr && dlopen(copy.c_str(), RTLD_NOW) == nullptr) {

@@ -8,17 +8,18 @@
 
 namespace vrambroker::testing_support {
 
-// VRAMBROKER_TEST_DEVICE: "host", the default; "cuda", the GPUs of this computer; or "substitute", two GPUs of this
-// process's own over tests/cuda_substitute. True for the latter two.
+// Returns true unless VRAMBROKER_TEST_DEVICE is "host", the default. "cuda" names the GPUs of this computer.
+// "substitute" names two GPUs of this process over tests/cuda_substitute.
 bool OnCuda();
-// On GPUs of the substitute, which this process and those that it starts then load in place of NVIDIA's driver. To be
-// called before this process's first call of CUDA. `folder` is the machine: see tests/cuda_substitute.
+// Tells whether tests run on the substitute. This process and its children then load the substitute in place of
+// NVIDIA's driver. Call the function before this process's first call of CUDA. `folder` receives the machine's folder:
+// see tests/cuda_substitute.
 bool OnSubstitute(std::string* folder = nullptr);
 inline constexpr int kSubstituteDevices = 2;
 
 }  // namespace vrambroker::testing_support
 
-// At the start of a test that is about memory of the host device: its pages, files and descriptors.
+// Begins a test about memory of the host device: pages, files and descriptors.
 #define HOST_DEVICE_ONLY()                                                      \
   if (vrambroker::testing_support::OnCuda()) {                                  \
     GTEST_SKIP() << "this is about the host device: a GPU's memory is no file"; \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernel says about a thread.
+// Reads a thread's state from the kernel.
 #ifndef VRAMBROKER_TESTS_SUPPORT_THREAD_STATE_H_
 #define VRAMBROKER_TESTS_SUPPORT_THREAD_STATE_H_
 
@@ -11,15 +11,16 @@
 
 namespace vrambroker {
 
-// As in /proc: 'S' waits for something, 'T' was stopped, 'Z' has ended. 0: there is no such thread. `process`: its pid.
+// Returns the state letter of /proc: 'S' waits, 'T' was stopped, 'Z' has ended. 0 means that there is no such thread.
+// `process` is a process id.
 inline char StateOfThread(const std::string& thread, const std::string& process) {
   std::ifstream file("/proc/" + process + "/task/" + thread + "/stat");
-  std::string id, name;  // of programs whose name has no space, as tests have
+  std::string id, name;  // programs of tests have no space in the name
   char state = 0;
   file >> id >> name >> state;
   return state;
 }
-// Of this process.
+// Returns the state of a thread of this process.
 inline char StateOfThread(pid_t thread) {
   return StateOfThread(std::to_string(thread), "self");
 }

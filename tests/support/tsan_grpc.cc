@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tells ThreadSanitizer what gRPC promises: what happens before an operation is started happens before its completion
-// is reported; and what absl::Mutex, which gRPC uses, promises. The distribution's gRPC and Abseil are built without
-// TSan's hooks, so that without this file every message would look like a race. It adds these edges and no others: a
-// race between two handlers is still reported. Linked into every program of a TSan build, nowhere else.
+// Tells ThreadSanitizer about gRPC's promises: actions before the start of an operation happen before the report of the
+// operation's completion. The file also tells about the promises of absl::Mutex, which gRPC uses. The distribution's
+// gRPC and Abseil are built without TSan's hooks: without this file every message would look like a race. The file adds
+// these edges and no further edge: TSan still reports a race between two handlers. Only programs of a TSan build link
+// this file.
 //
-// How: these definitions take the place of the libraries' (a program's symbols come before a shared library's), and
-// pass on to them.
+// These definitions take the place of the libraries' definitions, because a program's symbols come before a shared
+// library's symbols. Each definition calls the library's definition.
 #include <dlfcn.h>
 #include <grpc/grpc.h>
 #include <grpcpp/server_context.h>
@@ -23,14 +24,14 @@ void __tsan_release(void* address);
 extern char __executable_start;
 extern char etext;
 
-// The libraries' own reads and writes are not judged; their locks still count.
+// TSan ignores the libraries' own reads and writes, but still counts the libraries' locks.
 const char* __tsan_default_options() {
   return "ignore_noninstrumented_modules=1";
 }
 
-// A call of a method that the daemon does not have is served by a handler of the library's own, which counts down the
-// references to the call's state where no function of ours is called: there is nothing to hang an edge on. Only that
-// instantiation of the handler is meant; those of our services have messages of other types.
+// gRPC's own handler serves a call of a method that the daemon does not have. The handler counts down the references to
+// the call's state where no function of this program runs: there is no place for an edge. The suppression names only
+// this instantiation of the handler; the services' handlers have messages of other types.
 const char* __tsan_default_suppressions() {
   return "race:CallbackBidiHandler<grpc::ByteBuffer, grpc::ByteBuffer>::ServerCallbackReaderWriterImpl::~\n";
 }
@@ -41,7 +42,7 @@ namespace {
 using Functor = grpc_completion_queue_functor;
 using FunctorRun = decltype(Functor::functor_run);
 
-// Never destroyed: gRPC's threads may outlive main().
+// The mutex and the map are never destroyed: gRPC's threads may outlive main().
 std::mutex& functors_mutex() {
   static auto* const mutex = new std::mutex;
   return *mutex;
@@ -65,8 +66,8 @@ void RunAfterAcquire(Functor* functor, int ok) {
   run(functor, ok);
 }
 
-// A tag of the callback API begins with a function of this program, one of the synchronous API with a table of virtual
-// functions, which is data.
+// Tells the APIs apart: a tag of the callback API begins with a function of this program; a tag of the synchronous API
+// begins with a table of virtual functions, which is data.
 bool IsFunctor(void* tag) {
   const char* first = *static_cast<char**>(tag);
   return first >= &__executable_start && first < &etext;
@@ -102,9 +103,10 @@ extern "C" grpc_event grpc_completion_queue_pluck(grpc_completion_queue* queue, 
   return event;
 }
 
-// The state of a call, with what its interceptors see of it, is made by the thread that the connection's events reach,
-// and then handed to the one that serves the call, or deletes it. The constructor ends with the first of these; the
-// other thread begins with BindDeadlineAndMetadata (below) or the second, of the same array.
+// The thread that gets the connection's events makes the state of a call, including the interceptors' data. The thread
+// then hands the state to the thread that serves the call or deletes the state. The constructor ends with
+// grpc_metadata_array_init(). The other thread begins with BindDeadlineAndMetadata (below) or with
+// grpc_metadata_array_destroy(), on the same array.
 extern "C" void grpc_metadata_array_init(grpc_metadata_array* array) {
   static const auto next = Next<decltype(&grpc_metadata_array_init)>("grpc_metadata_array_init");
   next(array);
@@ -119,13 +121,13 @@ extern "C" void grpc_metadata_array_destroy(grpc_metadata_array* array) {
 
 namespace {
 
-// The library's own definition of the function that is defined here at `address`.
+// Finds the library's definition of the function that this file defines at `address`.
 void* Overridden(void* address) {
   Dl_info info = {};
   return dladdr(address, &info) != 0 ? dlsym(RTLD_NEXT, info.dli_sname) : nullptr;
 }
 
-// A member function's address, as an ordinary function that takes `this` first.
+// Returns a member function's address. The address works like an ordinary function that takes `this` first.
 template <typename Method>
 void* Address(Method method) {
   void* address = nullptr;
@@ -138,8 +140,9 @@ void* Address(Method method) {
 
 namespace grpc::internal {
 
-// A call's state is destroyed once every reaction of it has counted down. Who counts down last may be inside of the
-// library, where TSan doesn't see it acquire what the others released: the counter is acquired here in its place.
+// gRPC destroys a call's state when every reaction has counted down. The last countdown may be inside of the library,
+// where TSan misses the acquire of the other reactions' releases: ScheduleOnDone() acquires the counter in the
+// library's place.
 void ServerCallbackCall::ScheduleOnDone(bool inline_ondone) {
   using Function = void (*)(ServerCallbackCall*, bool);
   static const auto next = reinterpret_cast<Function>(Overridden(Address(&ServerCallbackCall::ScheduleOnDone)));
@@ -147,7 +150,8 @@ void ServerCallbackCall::ScheduleOnDone(bool inline_ondone) {
   next(this, inline_ondone);
 }
 
-// The same for the reaction to a cancellation: the thread that completes the last of its conditions runs it.
+// CallOnCancel() does the same for the reaction to a cancellation: the thread that completes the last condition runs
+// the reaction.
 void ServerCallbackCall::CallOnCancel(ServerReactor* reactor) {
   using Function = void (*)(ServerCallbackCall*, ServerReactor*);
   static const auto next = reinterpret_cast<Function>(Overridden(Address(&ServerCallbackCall::CallOnCancel)));

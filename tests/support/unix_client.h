@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a client can do with a unix socket, below gRPC.
+// Operations of a client on a unix socket, below gRPC.
 #ifndef VRAMBROKER_TESTS_SUPPORT_UNIX_CLIENT_H_
 #define VRAMBROKER_TESTS_SUPPORT_UNIX_CLIENT_H_
 
@@ -18,7 +18,7 @@
 
 namespace vrambroker::testing_support {
 
-// Invalid, and errno says why, when nobody listens.
+// Returns an invalid descriptor when no program listens; errno gives the reason.
 inline UniqueFd ConnectUnix(const std::string& path, int type) {
   sockaddr_un address = {.sun_family = AF_UNIX};
   std::memcpy(address.sun_path, path.data(), std::min(path.size(), sizeof address.sun_path - 1));
@@ -28,7 +28,7 @@ inline UniqueFd ConnectUnix(const std::string& path, int type) {
   return connected ? std::move(fd) : UniqueFd();
 }
 
-// Whether the kernel can be asked to refuse descriptors (Linux 6.16).
+// Tells whether a program can ask the kernel to refuse descriptors (Linux 6.16).
 inline bool KernelRefusesDescriptors(int socket) {
   constexpr int kPassRights = 83;  // SO_PASSRIGHTS
   int passed = 0;
@@ -36,7 +36,7 @@ inline bool KernelRefusesDescriptors(int socket) {
   return getsockopt(socket, SOL_SOCKET, kPassRights, &passed, &size) == 0;
 }
 
-// As send(), with a descriptor.
+// Works like send(), and adds a descriptor.
 inline ssize_t SendWithDescriptor(int socket, absl::string_view bytes, int descriptor, int flags = 0) {
   iovec data = {.iov_base = const_cast<char*>(bytes.data()), .iov_len = bytes.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};

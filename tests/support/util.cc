@@ -24,7 +24,8 @@ uint64_t Word(uint64_t seed, uint64_t index) {
   return x ^ (x >> 29);
 }
 
-// The program of this build; in a bundle, where a build's paths mean nothing, the one in $VRAMBROKER_TEST_BIN.
+// Returns the program of this build. In a bundle, where a build's paths mean nothing, $VRAMBROKER_TEST_BIN names the
+// programs' folder.
 std::string Program(const char* path) {
   const char* const folder = std::getenv("VRAMBROKER_TEST_BIN");
   if (folder == nullptr || *folder == '\0') return path;
@@ -43,7 +44,7 @@ double PatienceFactor() {
 }
 
 bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) {
-  // Tests set the other clock.
+  // Tests set the system clock, but not this clock.
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
   const auto deadline = begin + absl::ToChronoMilliseconds(timeout);
@@ -52,7 +53,7 @@ bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) {
     if (condition()) return true;
     const auto now = Clock::now();
     if (now > deadline) return false;
-    // A look may be a program that is started: without pauses, looks would hold up what they wait for.
+    // A condition may start a program: without pauses, checks of the condition would delay the awaited event.
     const Clock::duration pause = std::max<Clock::duration>(2 * (now - look), (now - begin) / 8);
     std::this_thread::sleep_for(
         std::clamp<Clock::duration>(pause, std::chrono::milliseconds(5), std::chrono::milliseconds(50)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Waiting, patterns, and paths for tests with real processes.
+// Waits, patterns, and paths for tests with real processes.
 #ifndef VRAMBROKER_TESTS_SUPPORT_UTIL_H_
 #define VRAMBROKER_TESTS_SUPPORT_UTIL_H_
 
@@ -24,24 +24,26 @@ inline constexpr bool kSanitized = false;
 inline constexpr bool kSanitized = false;
 #endif
 
-// How many times as long as usual to wait for what must happen: $VRAMBROKER_TEST_PATIENCE, 1 without it. tests/gpu sets
-// it where a process needs many seconds before it can use the GPU.
+// Returns a factor for waiting times: $VRAMBROKER_TEST_PATIENCE, or 1 without the variable. tests/gpu sets the variable
+// where a process needs many seconds before its first use of the GPU.
 double PatienceFactor();
 
-// How long to wait for what must happen: long enough for a sanitizer build on a loaded machine.
+// Tests wait this long for an event that must happen: long enough for a sanitizer build on a loaded machine.
 inline const absl::Duration kPatience = absl::Seconds(180) * PatienceFactor();
 
-// Polls until `condition` holds; false when it did not within `timeout`.
+// Polls until `condition` holds. Returns false when `condition` did not hold within `timeout`.
 bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout = kPatience);
 
-// A sequence of bytes that differs between seeds and between places; Holds() says whether memory has it.
+// Fill() writes a sequence of bytes that differs between seeds and between places; Holds() tells whether memory has the
+// sequence.
 void Fill(void* memory, uint64_t bytes, uint64_t seed);
 bool Holds(const void* memory, uint64_t bytes, uint64_t seed);
 
-// A fresh directory that everyone may enter. Removed, with what is in it, at the end of the process.
+// Makes a fresh directory that every user may enter. The process removes the directory and its content at the process's
+// end.
 std::string MakeTempDir();
 
-// The programs of this build, or those of these names in the folder that $VRAMBROKER_TEST_BIN names.
+// Return the programs of this build, or the programs of the same names in the folder that $VRAMBROKER_TEST_BIN names.
 const char* DaemonProgram();
 const char* VramctlProgram();
 const char* TestClientProgram();

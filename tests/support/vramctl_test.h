@@ -11,7 +11,7 @@
 
 namespace vrambroker::testing_support {
 
-// A test that runs vramctl on its daemon.
+// A test that runs vramctl against the test's daemon.
 class VramctlDaemonTest : public DaemonTest {
  protected:
   using Json = nlohmann::json;
@@ -21,7 +21,7 @@ class VramctlDaemonTest : public DaemonTest {
     arguments.push_back("--socket_dir=" + dir());
     return RunProgram(arguments);
   }
-  // The output of a command that must succeed, as JSON.
+  // Returns the output of a command that must succeed, parsed as JSON.
   Json CtlJson(Arguments arguments) {
     arguments.push_back("--format=json");
     const RunResult result = Ctl(arguments);

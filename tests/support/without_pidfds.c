@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * without_pidfds PROGRAM ARGUMENT...: runs the program on a kernel that has no pidfds, as far as it can tell.
+ * without_pidfds PROGRAM ARGUMENT...: runs the program and hides the kernel's pidfds from the program.
  */
 #include <errno.h>
 #include <linux/filter.h>
@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
       SKIP_UNLESS(SYS_pidfd_open, 1),
       ANSWER(SECCOMP_RET_ERRNO | ENOSYS),
       SKIP_UNLESS(SYS_getsockopt, 3),
-      LOAD(args[2]), /* its lower half, where the machine's bytes are in that order */
+      LOAD(args[2]), /* the lower half, on a machine with the low bytes first */
       SKIP_UNLESS(SO_PEERPIDFD, 1),
       ANSWER(SECCOMP_RET_ERRNO | ENOPROTOOPT),
       ANSWER(SECCOMP_RET_ALLOW),
