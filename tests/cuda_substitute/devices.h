@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The GPUs of a machine by UUID. The driver and NVML name them alike.
+// The GPUs of a machine by UUID. The driver and NVML use the same names.
 #ifndef VRAMBROKER_TESTS_CUDA_SUBSTITUTE_DEVICES_H_
 #define VRAMBROKER_TESTS_CUDA_SUBSTITUTE_DEVICES_H_
 
@@ -34,7 +34,8 @@ inline CUuuid UuidOf(int physical) {
   return uuid;
 }
 
-// The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order: numbers or UUIDs, up to the first that is neither.
+// Returns the GPUs that CUDA_VISIBLE_DEVICES leaves, in the variable's order. Entries are numbers or beginnings of
+// UUIDs; the first entry that matches no GPU ends the list.
 inline std::vector<int> VisibleDevices(int count) {
   std::vector<int> all;
   for (int i = 0; i < count; ++i) all.push_back(i);

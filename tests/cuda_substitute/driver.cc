@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The driver as such, its devices, streams and events. README.md says which rules of the real one they keep.
+// The driver as such, devices, streams and events. README.md lists the rules of the real driver that these functions
+// keep.
 #include "tests/cuda_substitute/driver.h"
 
 #include <unistd.h>
@@ -67,7 +68,7 @@ const ErrorName* FindName(CUresult error) {
 
 }  // namespace
 
-// ---- Of this process, for tests ----
+// ---- Functions for tests of this process ----
 
 void SetFaults(const std::string& faults) {
   Driver::Get().faults().Set(faults);
@@ -100,7 +101,7 @@ int ThreadsGpu() {
 
 }  // namespace vrambroker::cuda_substitute
 
-using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
+using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver has C functions
 using Lock = std::lock_guard<std::mutex>;
 
 // ---- The driver, versions, errors ----
@@ -166,7 +167,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
   });
 }
 
-// Zero beside an error.
+// Writes zero beside an error.
 CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
   *bytes = 0;
   return DeviceCall("cuDeviceTotalMem", device, [&](Driver& driver) {
@@ -200,7 +201,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
       case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
         *value = 9;
         return CUDA_SUCCESS;
-      // Managed memory stays on the device, and pools are of one process.
+      // Managed memory stays on the device, and processes do not share pools.
       case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
       case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
       case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
@@ -254,7 +255,7 @@ CUresult cuStreamSynchronize(CUstream stream) {
   });
 }
 
-// The context of a stream, and for the default streams' names, the thread's.
+// Returns the context of a stream. Names of default streams give the thread's context.
 CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
   return ContextCall("cuStreamGetCtx", [&](Driver& driver) {
     const Lock lock(driver.mu());
@@ -265,20 +266,20 @@ CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
   });
 }
 
-// There are no green contexts.
+// Returns no green context: there are no green contexts.
 CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext* context, CUgreenCtx* green) {
   if (green != nullptr) *green = nullptr;
   return cuStreamGetCtx(stream, context);
 }
 
-// The stream waits until the function has returned. It is called in a thread of its own.
+// Runs the function in a new thread. The stream waits until the function has returned.
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
   return ContextCall("cuLaunchHostFunc", [&](Driver& driver) {
     const Lock lock(driver.mu());
     StreamState* const state = driver.Stream(stream);
     if (state == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     if (state->capturing()) return CUDA_ERROR_NOT_SUPPORTED;
-    if (driver.Runs(state->host_function)) std::abort();  // a test that queues two is not foreseen
+    if (driver.Runs(state->host_function)) std::abort();  // no test queues two functions
     const Clock::time_point begins = driver.DoneAt(*state);
     const uint64_t number = state->host_function = driver.AddHostFunction();
     std::thread([&driver, function, data, begins, number] {
@@ -330,7 +331,7 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
   });
 }
 
-// Of calls that ask or wait for an event. REQUIRES: the lock is held.
+// Checks a call that asks or waits for an event. REQUIRES: the lock is held.
 static CUresult CheckEvent(Driver& driver, const EventState* event) {
   if (const CUresult error = driver.CheckUnsafe(); error != CUDA_SUCCESS) return error;
   if (driver.events().count(const_cast<EventState*>(event)) == 0) return CUDA_ERROR_INVALID_HANDLE;

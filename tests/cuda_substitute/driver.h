@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For programs that link the substitute: the driver's functions, and what tests do to the driver of this process.
-// Programs that also run on real GPUs must not link it: they would never load NVIDIA's driver.
+// Programs that link the substitute get the driver's functions here, and functions for tests on this process's driver.
+// Programs that also run on real GPUs must not link the substitute: such programs would never load NVIDIA's driver.
 #ifndef VRAMBROKER_TESTS_CUDA_SUBSTITUTE_DRIVER_H_
 #define VRAMBROKER_TESTS_CUDA_SUBSTITUTE_DRIVER_H_
 
@@ -13,7 +13,7 @@
 
 #include "allocator/device/cuda_driver.h"
 
-// cuda.h gives these names to newer functions. The driver exports both.
+// cuda.h gives these names to newer functions. The driver exports both forms.
 #undef cuGetProcAddress
 #undef cuDeviceGetUuid
 #undef cuDeviceTotalMem
@@ -29,7 +29,7 @@
 #undef cuArray3DCreate
 #undef cuGraphAddNode
 
-// Sizes and addresses of the first versions of functions have 32 bits.
+// The first versions of functions have sizes and addresses of 32 bits.
 typedef unsigned int Address32;
 struct ArrayDescriptor32 {
   unsigned int Width, Height;
@@ -42,7 +42,7 @@ struct Array3dDescriptor32 {
   unsigned int NumChannels, Flags;
 };
 
-// What applications call besides.
+// Applications also call these functions.
 #define VRAMBROKER_CUDA_APPLICATION_FUNCTIONS(F)                                                                       \
   F(cuGetProcAddress, (const char* symbol, void** function, int version, cuuint64_t flags))                            \
   F(cuGetProcAddress_v2,                                                                                               \
@@ -128,7 +128,7 @@ struct Array3dDescriptor32 {
   F(cuStreamEndCapture, (CUstream stream, CUgraph * graph))                                                            \
   F(cuGraphDestroy, (CUgraph graph))
 
-// First versions, which programs for newer CUDA do not call.
+// Programs for newer CUDA do not call these first versions.
 #define VRAMBROKER_CUDA_FIRST_FUNCTIONS(F)                                                                     \
   F(cuDeviceTotalMem, (unsigned int* bytes, CUdevice device))                                                  \
   F(cuDevicePrimaryCtxRelease, (CUdevice device))                                                              \
@@ -143,7 +143,8 @@ struct Array3dDescriptor32 {
   F(cuArrayCreate, (CUarray * array, const ArrayDescriptor32* descriptor))                                     \
   F(cuArray3DCreate, (CUarray * array, const Array3dDescriptor32* descriptor))
 
-// With the thread's own stream as the default stream: F(name without the suffix, suffix, parameters, arguments).
+// Functions that use the thread's own stream as the default stream: F(name without the suffix, suffix, parameters,
+// arguments).
 #define VRAMBROKER_CUDA_PER_THREAD_FUNCTIONS(F)                                                                     \
   F(cuMemcpyHtoD_v2, _ptds, (CUdeviceptr to, const void* from, size_t bytes), (to, from, bytes))                    \
   F(cuMemcpyDtoH_v2, _ptds, (void* to, CUdeviceptr from, size_t bytes), (to, from, bytes))                          \
@@ -166,7 +167,8 @@ struct Array3dDescriptor32 {
   F(cuStreamEndCapture, _ptsz, (CUstream stream, CUgraph * graph), (PerThread(stream), graph))                      \
   F(cuEventRecord, _ptsz, (CUevent event, CUstream stream), (event, PerThread(stream)))
 
-// As the driver exports them. Where cuda.h is the CUDA Toolkit's, the compiler compares the declarations.
+// The driver exports these functions. Where cuda.h is the CUDA Toolkit's header, the compiler compares the
+// declarations.
 extern "C" {
 #define VRAMBROKER_DECLARE(name, parameters) __attribute__((visibility("default"))) CUresult name parameters;
 #define VRAMBROKER_DECLARE_PER_THREAD(name, suffix, parameters, arguments) VRAMBROKER_DECLARE(name##suffix, parameters)
@@ -180,16 +182,18 @@ VRAMBROKER_CUDA_PER_THREAD_FUNCTIONS(VRAMBROKER_DECLARE_PER_THREAD)
 
 namespace vrambroker::cuda_substitute {
 
-// Replaces the faults of kFaultsVariable, and counts calls from here on.
+// Replaces the faults of kFaultsVariable, and counts calls from this call on.
 [[gnu::visibility("default")]] void SetFaults(const std::string& faults);
-// Calls of a function so far, refused ones too. By its documented name: "cuMemAlloc", not "cuMemAlloc_v2".
+// Returns the number of calls of a function so far, refused calls included. `function` is the documented name:
+// "cuMemAlloc", not "cuMemAlloc_v2".
 [[gnu::visibility("default")]] uint64_t Calls(const std::string& function);
-// Work on `stream` that takes this long, after what is queued there already. For a real GPU: a kernel.
+// Queues work on `stream`, behind the work that is queued there already. The work takes `duration`, like a kernel on a
+// real GPU.
 [[gnu::visibility("default")]] void Launch(CUstream stream, std::chrono::nanoseconds duration);
-// What cudaSetDevice() does for a program with a CUDA runtime: the thread's context is the device's primary one, which
-// is made when there is none. -1: the thread has no context, as one that never chose a device.
+// Works like cudaSetDevice() in a program with a CUDA runtime: makes the device's primary context the thread's context.
+// A missing primary context is made first. With -1 the thread has no context, like a thread that never chose a device.
 [[gnu::visibility("default")]] CUresult UseGpu(int device);
-// The device of the thread's context; -1 when it has none.
+// Returns the device of the thread's context; -1 when the thread has no context.
 [[gnu::visibility("default")]] int ThreadsGpu();
 
 }  // namespace vrambroker::cuda_substitute

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CUDA arrays, which have no address. Nothing is in them.
+// CUDA arrays, which have no address and no content.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -16,7 +16,7 @@ namespace vrambroker::cuda_substitute {
 namespace {
 
 struct ArrayState {
-  std::optional<Hold> hold;  // nothing where memory is mapped later
+  std::optional<Hold> hold;  // empty where memory is mapped later
   uint64_t bytes = 0;
   int context = kNoContext;
   bool mipmapped = false;
@@ -29,13 +29,13 @@ std::map<const void*, std::unique_ptr<ArrayState>>& Arrays() {
   return *arrays;
 }
 
-// Null for what is no array of this sort.
+// Returns null when `array` is no array of this sort.
 ArrayState* FindArray(const void* array, bool mipmapped) {
   const auto it = Arrays().find(array);
   return it == Arrays().end() || it->second->mipmapped != mipmapped ? nullptr : it->second.get();
 }
 
-// Returns the size of an element; 0 for a format that the substitute does not know.
+// Returns the bits of an element; 0 for a format that the substitute does not know.
 uint64_t ElementBits(CUarray_format format, unsigned int channels) {
   switch (static_cast<int>(format)) {
     case CU_AD_FORMAT_UNSIGNED_INT8:
@@ -60,7 +60,7 @@ uint64_t ElementBits(CUarray_format format, unsigned int channels) {
   }
 }
 
-// Each level of a mipmapped array has half the extents of the one before; the layers of a layered one stay.
+// Each level of a mipmapped array has half the extents of the level before. The layers of a layered array stay.
 uint64_t BytesOf(const CUDA_ARRAY3D_DESCRIPTOR& descriptor, unsigned int levels) {
   const bool layered = (descriptor.Flags & CUDA_ARRAY3D_LAYERED) != 0;
   uint64_t elements = 0;
@@ -136,7 +136,7 @@ void EndArrays(Driver& driver, int context) {
 
 }  // namespace vrambroker::cuda_substitute
 
-using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
+using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver has C functions
 
 CUresult cuArrayCreate_v2(CUarray* array, const CUDA_ARRAY_DESCRIPTOR* descriptor) {
   return Create("cuArrayCreate", array,

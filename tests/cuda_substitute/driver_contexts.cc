@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Contexts: a device's primary one, and others beside it.
+// Contexts: a device's primary context, and further contexts beside the primary context.
 #include <cstdlib>
 #include <mutex>
 #include <optional>
@@ -10,7 +10,7 @@
 #include "tests/cuda_substitute/driver_state.h"
 #include "tests/cuda_substitute/machine.h"
 
-using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
+using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver has C functions
 using Lock = std::lock_guard<std::mutex>;
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int* flags, int* active) {
@@ -34,7 +34,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   });
 }
 
-// The last one ends the context, unless a reset has.
+// The last release ends the context, unless a reset has ended the context.
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   return DeviceCall("cuDevicePrimaryCtxRelease", device, [&](Driver& driver) {
     const Lock lock(driver.mu());
@@ -48,7 +48,7 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
   return cuDevicePrimaryCtxRelease_v2(device);
 }
 
-// It stays retained.
+// Ends the primary context, which stays retained.
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
   return DeviceCall("cuDevicePrimaryCtxReset", device, [&](Driver& driver) {
     const Lock lock(driver.mu());
@@ -66,7 +66,7 @@ CUresult cuCtxCreate_v2(CUcontext* context, unsigned int /*flags*/, CUdevice dev
     const Lock lock(driver.mu());
     if (!driver.machine()->AddContext(driver.Physical(device))) return CUDA_ERROR_OUT_OF_MEMORY;
     const std::optional<int> number = driver.NewContext(device);
-    if (!number.has_value()) std::abort();  // a test that makes so many is not foreseen
+    if (!number.has_value()) std::abort();  // no test makes so many contexts
     driver.has_context(*number) = true;
     Thread().contexts.push_back(*number);
     *context = ContextOf(*number);
@@ -78,7 +78,7 @@ CUresult cuCtxCreate(CUcontext* context, unsigned int flags, CUdevice device) {
   return cuCtxCreate_v2(context, flags, device);
 }
 
-// Contexts for a part of the device are like others.
+// Contexts for a part of the device are like other contexts.
 CUresult cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* /*affinity*/, int /*count*/, unsigned int flags,
                         CUdevice device) {
   return cuCtxCreate_v2(context, flags, device);
@@ -113,7 +113,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext context) {
   });
 }
 
-// Of the thread alone: no fault of a device prevents it.
+// Changes only the thread: no fault of a device prevents the call.
 CUresult cuCtxPopCurrent_v2(CUcontext* context) {
   if (!Driver::Get().initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   if (Thread().contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
@@ -122,7 +122,7 @@ CUresult cuCtxPopCurrent_v2(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
-// Takes the place of the top of the stack; null takes it away.
+// Replaces the top of the stack; null removes the top.
 CUresult cuCtxSetCurrent(CUcontext context) {
   return Call("cuCtxSetCurrent", [&](Driver& driver) {
     if (context != nullptr && !driver.IsContext(NumberOf(context))) return CUDA_ERROR_INVALID_CONTEXT;
@@ -133,7 +133,7 @@ CUresult cuCtxSetCurrent(CUcontext context) {
   });
 }
 
-// Null when the thread has none.
+// Returns null when the thread has no context.
 CUresult cuCtxGetCurrent(CUcontext* context) {
   return Call("cuCtxGetCurrent", [&](Driver&) {
     *context = Thread().contexts.empty() ? nullptr : ContextOf(CurrentContext());
@@ -141,7 +141,7 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
   });
 }
 
-// Also of a context that was destroyed.
+// Also returns the device of a destroyed context.
 CUresult cuCtxGetDevice(CUdevice* device) {
   return Call("cuCtxGetDevice", [&](Driver&) {
     if (Thread().contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Captures of streams and graphs. Of what a graph does, only its memory is here: taken when it is launched, kept for
-// the next launch, given back when the device's graph memory is trimmed.
+// Captures of streams, and graphs. A graph here has only memory: a launch takes the memory, the memory stays for the
+// next launch, and a trim of the device's graph memory gives the memory back.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -26,19 +26,19 @@ struct Graph {
 };
 
 struct GraphExec {
-  Graph* graph = nullptr;  // null when it was destroyed
+  Graph* graph = nullptr;  // null when the graph was destroyed
   std::vector<GraphNode> nodes;
   bool auto_free = false;
 };
 
-// The memory of an allocation node, whose address never changes.
+// The memory of an allocation node. The address never changes.
 struct GraphMemory {
   int device = 0;
   uint64_t bytes = 0;
-  std::optional<Hold> hold;  // since a launch
-  bool used = false;         // and not freed since
+  std::optional<Hold> hold;  // set since a launch
+  bool used = false;         // taken by a launch, and not freed since
   bool freed_by_owner = false;
-  Clock::time_point busy_until;  // the last launch
+  Clock::time_point busy_until;  // end of the last launch
 };
 
 struct HighMarks {
@@ -103,7 +103,8 @@ GraphNode AllocationNode(Driver& driver, uint64_t wanted, int device) {
   return {.address = address, .frees = false};
 }
 
-// Nothing when `nodes`, or the owner of the memory, frees it already, or it is no memory of a graph.
+// Returns no node when `nodes` or the memory's own graph already frees the memory, or when `address` is no memory of a
+// graph.
 std::optional<GraphNode> FreeNode(const std::vector<GraphNode>& nodes, char* address) {
   const auto it = Graphs::Get().memory.find(address);
   if (it == Graphs::Get().memory.end() || it->second.freed_by_owner) return std::nullopt;
@@ -117,7 +118,8 @@ std::optional<GraphNode> FreeNode(const std::vector<GraphNode>& nodes, char* add
   return GraphNode{.address = address, .frees = true};
 }
 
-// Memory for `part`: what it had, or an idle one's of the same size, or more of the device's.
+// Gives memory to `part`: the memory of an earlier launch, or idle memory of the same size, or new memory of the
+// device.
 bool Bind(Driver& driver, char* address, GraphMemory& part) {
   if (part.hold.has_value()) return true;
   for (auto& [other_address, other] : Graphs::Get().memory) {
@@ -140,7 +142,7 @@ CUresult Launch(Driver& driver, const GraphExec& exec, const StreamState& stream
     if (!exec.auto_free) return CUDA_ERROR_INVALID_VALUE;
     part.used = false;
   }
-  // All that it takes at once: what one node frees, another one of this launch does not get.
+  // A launch takes all memory at once: no node of this launch gets memory that another node frees.
   std::set<int> devices;
   std::vector<std::pair<GraphMemory*, Clock::time_point>> before;
   for (const GraphNode& node : exec.nodes) {
@@ -192,7 +194,7 @@ bool FreeOfGraph(Driver& driver, char* address, const StreamState* stream) {
 
 }  // namespace vrambroker::cuda_substitute
 
-using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
+using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver has C functions
 using Lock = std::lock_guard<std::mutex>;
 
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
@@ -238,7 +240,7 @@ CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
   });
 }
 
-// Of the thread alone: no fault of a device prevents it.
+// Changes only the thread: no fault of a device prevents the call.
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   std::swap(*mode, Thread().capture_mode);
   return CUDA_SUCCESS;
@@ -255,7 +257,7 @@ CUresult cuGraphCreate(CUgraph* graph, unsigned int flags) {
   });
 }
 
-// What was instantiated stays.
+// Instances of the graph stay.
 CUresult cuGraphDestroy(CUgraph graph) {
   return Call("cuGraphDestroy", [&](Driver& driver) {
     const Lock lock(driver.mu());
@@ -269,7 +271,7 @@ CUresult cuGraphDestroy(CUgraph graph) {
   });
 }
 
-// The order of nodes is that in which they are added.
+// Nodes run in the order of their addition.
 CUresult cuGraphAddMemAllocNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* /*dependencies*/, size_t /*count*/,
                                 CUDA_MEM_ALLOC_NODE_PARAMS* parameters) {
   return Call("cuGraphAddMemAllocNode", [&](Driver& driver) {
@@ -321,7 +323,7 @@ CUresult cuGraphAddMemFreeNode(CUgraphNode* node, CUgraph graph, const CUgraphNo
   });
 }
 
-// One at a time of a graph that takes or frees memory.
+// Refuses a second instance of a graph that takes or frees memory.
 CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
   return Call("cuGraphInstantiate", [&](Driver& driver) {
     if ((flags & ~static_cast<unsigned long long>(CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)) != 0) {
@@ -348,7 +350,7 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
   });
 }
 
-// Its memory stays with the device's graphs.
+// The instance's memory stays with the device's graphs.
 CUresult cuGraphExecDestroy(CUgraphExec exec) {
   return Call("cuGraphExecDestroy", [&](Driver& driver) {
     const Lock lock(driver.mu());
@@ -372,7 +374,7 @@ CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr
   });
 }
 
-// The highest values can only be set to 0: they are then what is now.
+// Accepts only 0 for the highest values, which then become the current values.
 CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attribute, void* value) {
   return DeviceCall("cuDeviceSetGraphMemAttribute", device, [&](Driver& driver) {
     const Lock lock(driver.mu());

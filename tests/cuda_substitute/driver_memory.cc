@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that a context has: device memory by address, of the host, and shared by handles.
+// Memory that a context has: device memory by address, memory of the host, and memory shared by handles.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -14,10 +14,10 @@
 #include "tests/cuda_substitute/driver_state.h"
 #include "tests/cuda_substitute/machine.h"
 
-using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
+using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver has C functions
 using Lock = std::lock_guard<std::mutex>;
 
-// Memory of the device of the thread's context. `low`: at an address of 32 bits.
+// Allocates memory of the current context's device. `low` asks for an address of 32 bits.
 static CUresult Allocate(const char* function, CUdeviceptr* address, size_t bytes, Kind kind, bool low = false) {
   ZeroBeforeInit(address);
   return UnsafeCall(function, [&](Driver& driver) {
@@ -72,7 +72,7 @@ CUresult cuMemAllocPitch(Address32* address, unsigned int* pitch, unsigned int w
   return CUDA_SUCCESS;
 }
 
-// Takes device memory at once, and keeps it.
+// Takes device memory at once, and keeps the memory.
 CUresult cuMemAllocManaged(CUdeviceptr* address, size_t bytes, unsigned int flags) {
   if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) return CUDA_ERROR_INVALID_VALUE;
   return Allocate("cuMemAllocManaged", address, bytes, Kind::kManaged);
@@ -129,7 +129,7 @@ CUresult cuMemFreeHost(void* address) {
   });
 }
 
-// What `address` is in, of the device. REQUIRES: the lock is held.
+// Returns the allocation of device memory that contains `address`. REQUIRES: the lock is held.
 static std::optional<std::pair<char*, uint64_t>> AllocationAt(Driver& driver, const char* address) {
   const auto* const found = driver.MappingOf(address);
   if (found == nullptr) return std::nullopt;
@@ -148,7 +148,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr a
   });
 }
 
-// What `data` points to has the attribute's own type.
+// Writes `value` to `data`. REQUIRES: `Type` is the attribute's type.
 template <typename Type>
 static void Give(void* data, Type value) {
   std::memcpy(data, &value, sizeof value);
@@ -199,7 +199,7 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
   });
 }
 
-// Zeros beside an error.
+// Writes zeros beside an error.
 CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
   *free_bytes = 0;
   *total_bytes = 0;
@@ -219,7 +219,8 @@ CUresult cuMemGetInfo(unsigned int* free_bytes, unsigned int* total_bytes) {
   return error;
 }
 
-// Waits for the default stream, as both directions do. Nothing when [address, address + bytes) is no device memory.
+// Waits for the default stream, then copies; both directions do. Refuses when [address, address + bytes) is no device
+// memory.
 static CUresult Copy(const char* function, CUdeviceptr address, size_t bytes,
                      const std::function<void(Machine& machine, const Hold& hold, uint64_t offset)>& copy) {
   return UnsafeCall(function, [&](Driver& driver) {
@@ -262,14 +263,14 @@ CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t bytes,
   });
 }
 
-// ---- Sharing it ----
+// ---- Sharing memory ----
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   return ContextCall("cuIpcGetMemHandle", [&](Driver& driver) {
     const Lock lock(driver.mu());
     const Mapping* const mapping = driver.MappingAt(PointerTo(address));
     if (mapping == nullptr || mapping->kind != Kind::kAllocated) return CUDA_ERROR_INVALID_VALUE;
-    // Another user's process may not make it.
+    // Makes the file of the memory: another user's process may not make the file.
     close(driver.machine()->File(mapping->hold));
     const Handle content{.mark = kHandleMark,
                          .id = mapping->hold.id,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory pools, and memory that is taken and freed in the order of a stream. Pools are a device's, of no context.
+// Memory pools, and memory that is taken and freed in the order of a stream. Pools belong to a device or the host, and
+// to no context.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -19,23 +20,23 @@
 namespace vrambroker::cuda_substitute {
 namespace {
 
-constexpr uint64_t kBlock = uint64_t{32} << 20;  // what a pool reserves at once, where there is room
-constexpr uint64_t kUnit = 512;                  // of its allocations
+constexpr uint64_t kBlock = uint64_t{32} << 20;  // a pool reserves as much at once, where there is room
+constexpr uint64_t kUnit = 512;                  // the unit of allocations
 
 struct PoolRange {
   uint64_t bytes = 0;
   bool used = true;
   const StreamState* freed_on = nullptr;
   Clock::time_point free_at;
-  uint64_t behind = 0;  // a host function that its stream waited for
+  uint64_t behind = 0;  // a host function that the stream waited for
 };
 
 struct Block {
   Hold hold;
-  std::map<uint64_t, PoolRange> ranges;  // by where they begin: used, or freed and not yet free
+  std::map<uint64_t, PoolRange> ranges;  // key: first offset; ranges are used, or freed and not yet free
 };
 
-// Says whose default pool a pool may be: its location's type and id, and the type of its memory.
+// Says whose default pool a pool may be: the location's type and id, and the type of the memory.
 using PoolKey = std::tuple<int, int, int>;
 
 struct Pool {
@@ -43,7 +44,7 @@ struct Pool {
   PoolKey key;
   bool is_default = false;
   bool destroyed = false;
-  uint64_t max_bytes = 0;  // 0: no limit
+  uint64_t max_bytes = 0;  // the value 0 means no limit
   uint64_t threshold = 0;
   uint64_t reserved = 0;
   uint64_t reserved_high = 0;
@@ -69,7 +70,7 @@ struct Pools {
     all[result] = std::move(added);
     return result;
   }
-  // Null for what is no pool, or was destroyed.
+  // Returns null for an unknown or destroyed pool.
   Pool* Find(CUmemoryPool pool) {
     const auto it = all.find(pool);
     return it == all.end() || it->second->destroyed ? nullptr : it->second.get();
@@ -94,8 +95,8 @@ PoolKey KeyOf(const CUmemLocation& location, CUmemAllocationType type) {
   return {location.type, has_id ? location.id : 0, type};
 }
 
-// Finds the place of a pool of such memory; nothing for what there is none of. Managed memory without a preferred
-// location is the thread's device's.
+// Finds the place of a pool for such memory. Returns no place when there is no such pool. Managed memory without a
+// preferred location is on the thread's device.
 std::optional<int> PlaceOfPool(const Driver& driver, const CUmemLocation& location, CUmemAllocationType type) {
   const bool is_managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
   if (!is_managed && type != CU_MEM_ALLOCATION_TYPE_PINNED) return std::nullopt;
@@ -108,7 +109,7 @@ CUmemoryPool HandleOf(Pool* pool) {
   return reinterpret_cast<CUmemoryPool>(pool);
 }
 
-// What was freed is free again when the free has happened, for work on the same stream at once.
+// Freed memory is free again when the free has happened; for work on the same stream, at once.
 void Settle(Block& block, const StreamState* stream) {
   const Clock::time_point now = Clock::now();
   for (auto it = block.ranges.begin(); it != block.ranges.end();) {
@@ -134,7 +135,7 @@ std::optional<Hold> Grow(Driver& driver, Pool& pool, uint64_t bytes) {
   return driver.machine()->Allocate(pool.place, bytes);
 }
 
-// Null when there is no room.
+// Returns null when there is no room.
 char* Take(Driver& driver, Pool& pool, uint64_t wanted, const StreamState* stream) {
   const uint64_t bytes = RoundUp(wanted, kUnit);
   const auto take = [&](char* base, Block& block, uint64_t offset) {
@@ -156,7 +157,7 @@ char* Take(Driver& driver, Pool& pool, uint64_t wanted, const StreamState* strea
   return take(base, pool.blocks[base] = {.hold = *hold, .ranges = {}}, 0);
 }
 
-// Blocks that nothing is in, while `may_go` says that the pool may do without so many bytes.
+// Gives back empty blocks while `may_go` allows the pool to lose so many bytes.
 template <typename MayGo>
 void GiveBack(Driver& driver, Pool& pool, const MayGo& may_go) {
   for (auto it = pool.blocks.begin(); it != pool.blocks.end();) {
@@ -171,7 +172,7 @@ void GiveBack(Driver& driver, Pool& pool, const MayGo& may_go) {
   }
 }
 
-// A pool that was destroyed goes with its last allocation.
+// Ends destroyed pools that have no allocation left.
 void EndDestroyed(Driver& driver) {
   auto& all = Pools::Get().all;
   for (auto it = all.begin(); it != all.end();) {
@@ -187,7 +188,7 @@ struct Found {
   char* begin = nullptr;
 };
 
-// The allocation that `address` is in.
+// Returns the allocation that contains `address`.
 std::optional<Found> FindAllocation(Driver& driver, const char* address) {
   const auto* const mapping = driver.MappingOf(address);
   if (mapping == nullptr || mapping->second.kind != Kind::kPool) return std::nullopt;
@@ -244,7 +245,7 @@ void AfterSynchronize(Driver& driver) {
 
 }  // namespace vrambroker::cuda_substitute
 
-using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
+using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver has C functions
 using Lock = std::lock_guard<std::mutex>;
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
@@ -364,7 +365,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
   });
 }
 
-// The highest values can only be set to 0: they are then what is now. How memory is reused is only noted.
+// Accepts only 0 for the highest values, which then become the current values. The reuse attributes have no effect.
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void* value) {
   return Call("cuMemPoolSetAttribute", [&](Driver& driver) {
     const Lock lock(driver.mu());

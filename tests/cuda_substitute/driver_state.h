@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the substitute's driver has of this process: devices, contexts, memory, streams and captures. And what every
-// function of the driver goes through.
+// The state of the substitute's driver in this process: devices, contexts, memory, streams and captures. Every function
+// of the driver goes through the calls below.
 #ifndef VRAMBROKER_TESTS_CUDA_SUBSTITUTE_DRIVER_STATE_H_
 #define VRAMBROKER_TESTS_CUDA_SUBSTITUTE_DRIVER_STATE_H_
 
@@ -38,16 +38,17 @@ namespace vrambroker::cuda_substitute {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kGranule = size_t{2} << 20;  // of memory that can be shared
-constexpr int kMaxContexts = 1024;            // of a device, in the life of a process
+constexpr size_t kGranule = size_t{2} << 20;  // the unit of device memory
+constexpr int kMaxContexts = 1024;            // limits a device's contexts in the life of a process
 constexpr int kNoContext = -1;
-// Types of locations that the headers may not know. Newer CUDA may bring more: the last stands for all these.
-constexpr int kDeviceLocalityDomain = 6;  // since CUDA 13.4
+// Types of locations that the headers may not know. Newer CUDA may bring more types: kLaterLocation stands for all
+// newer types.
+constexpr int kDeviceLocalityDomain = 6;  // CUDA 13.4 brought the type
 constexpr int kLaterLocation = 7;
-constexpr int kLocalityDomains = 2;  // of each device
+constexpr int kLocalityDomains = 2;  // number per device
 constexpr uint64_t kHandleMark = 0x76726d6275696463;
 
-// Of a graph: takes memory, or frees it.
+// A node of a graph takes memory, or frees memory.
 struct GraphNode {
   char* address = nullptr;
   bool frees = false;
@@ -55,13 +56,13 @@ struct GraphNode {
 
 struct StreamState {
   int context = 0;
-  bool blocking = true;  // waits for the default stream, and it for this one
+  bool blocking = true;  // the stream and the default stream wait for each other
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  std::thread::id capture_thread;  // that began it
+  std::thread::id capture_thread;  // the thread that began the capture
   std::vector<GraphNode> captured;
   Clock::time_point busy_until;
-  uint64_t host_function = 0;  // the last one that is queued
+  uint64_t host_function = 0;  // the last queued function
 
   bool capturing() const { return capture != CU_STREAM_CAPTURE_STATUS_NONE; }
   void Invalidate() { capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED; }
@@ -74,7 +75,7 @@ struct EventState {
   Clock::time_point done_at;
 };
 
-// What a CUipcMemHandle holds.
+// The content of a CUipcMemHandle.
 struct Handle {
   uint64_t mark;
   uint64_t id;
@@ -92,32 +93,33 @@ inline CUdeviceptr AddressOf(const void* pointer) {
 }
 
 enum class Kind {
-  kAllocated,  // by cuMemAlloc()
+  kAllocated,  // memory of cuMemAlloc()
   kManaged,
-  kOpened,  // another process's
-  kMapped,  // by cuMemMap()
+  kOpened,  // memory of another process
+  kMapped,  // memory of cuMemMap()
   kPool,    // a block of a pool
-  kGraph,   // of a graph's node
+  kGraph,   // memory of a graph's node
 };
 
-// Device memory as this process sees it: addresses that the CPU may not touch, unless it is managed.
+// Device memory in this process: addresses that the CPU may not touch, except for managed memory.
 struct Mapping {
   Hold hold;
   Kind kind = Kind::kAllocated;
-  int context = kNoContext;  // that it goes with
+  int context = kNoContext;  // the mapping ends with this context
   uint64_t bytes = 0;
-  uint32_t opens = 0;  // of kOpened
+  uint32_t opens = 0;  // counts opens of kOpened
   bool accessible = true;
 };
 
-// A context is a number: its device is the rest by kMaxDevices. A device's first is its primary one.
+// A context is a number: the number modulo kMaxDevices is the context's device. A device's first context is the primary
+// context.
 inline int DeviceOf(int context) {
   return context % kMaxDevices;
 }
 inline bool IsPrimary(int context) {
   return context < kMaxDevices;
 }
-// As applications see it: never null.
+// Returns the handle that applications see: never null.
 inline CUcontext ContextOf(int context) {
   return reinterpret_cast<CUcontext>(static_cast<intptr_t>(context + 1));
 }
@@ -135,7 +137,7 @@ inline ThreadState& Thread() {
   return state;
 }
 
-// REQUIRES, of both: the thread has a context.
+// REQUIRES, for both functions: the thread has a context.
 inline int CurrentContext() {
   return Thread().contexts.back();
 }
@@ -143,7 +145,7 @@ inline int CurrentDevice() {
   return DeviceOf(CurrentContext());
 }
 
-// A page with a 1 in it, which children see as 0; null where the kernel cannot do that.
+// Returns a page that holds a 1, which children see as 0; null where the kernel cannot clear the page in children.
 inline const volatile char* PageNotInherited() {
   const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   void* const page = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -156,7 +158,7 @@ inline const volatile char* PageNotInherited() {
   return static_cast<char*>(page);
 }
 
-// The most of `bytes` that 32 bits can say.
+// Returns `bytes`, or the largest number of 32 bits.
 inline unsigned int In32Bits(size_t bytes) {
   return static_cast<unsigned int>(std::min<size_t>(bytes, UINT32_MAX));
 }
@@ -167,28 +169,29 @@ inline uint64_t RoundUp(uint64_t bytes, uint64_t unit) {
 
 class Driver;
 
-// ---- Of the files beside this one. REQUIRES, of all but AfterSynchronize(): the driver's lock is held ----
+// ---- Functions of the files beside this file. REQUIRES, for all but AfterSynchronize(): the driver's lock is held
+// ----
 
 // Ends a context's arrays.
 void EndArrays(Driver& driver, int context);
-// Unmaps what is mapped into an array.
+// Unmaps the memory that is mapped into an array.
 void UnmapTiles(Driver& driver, const void* array);
-// The allocation from a pool that `address` is in.
+// Returns the pool allocation that contains `address`.
 std::optional<std::pair<char*, uint64_t>> PoolAllocationAt(Driver& driver, const char* address);
-// Frees what cuMemAllocAsync() gave, when the work of `stream` is done; at once where there is none. False: there is no
-// such allocation.
+// Frees memory of cuMemAllocAsync() when the work of `stream` is done; without a stream, at once. Returns false when
+// there is no such allocation.
 bool FreeInPool(Driver& driver, const char* address, const StreamState* stream);
-// The same for what the launch of a graph took.
+// Does the same for memory that the launch of a graph took.
 bool FreeOfGraph(Driver& driver, char* address, const StreamState* stream);
-// A capture notes a call.
+// Note the call in the stream's capture.
 CUresult CaptureAllocation(Driver& driver, CUdeviceptr* address, size_t bytes, StreamState& stream);
 CUresult CaptureFree(Driver& driver, char* address, StreamState& stream);
-// Pools give back what they need not keep.
+// Gives back memory that the pools need not keep.
 void AfterSynchronize(Driver& driver);
 
 class Driver {
  public:
-  // Never destroyed: threads of the process may call until its very end.
+  // The driver is never destroyed: threads of the process may call until the process's very end.
   static Driver& Get() {
     static auto* const driver = new Driver;
     return *driver;
@@ -196,19 +199,19 @@ class Driver {
 
   Faults& faults() { return faults_; }
   std::mutex& mu() { return mu_; }
-  Machine* machine() { return machine_.get(); }  // null: no GPU
-  // A child of a process that has called cuInit(). Every call asks this, so it costs no system call where the kernel
-  // can clear a page in children (MADV_WIPEONFORK).
+  Machine* machine() { return machine_.get(); }  // null: there is no GPU
+  // Tells whether this process is a child of a process that has called cuInit(). Every call asks, so the answer costs
+  // no system call where the kernel can clear a page in children (MADV_WIPEONFORK).
   bool forked() const {
     if (pid_ == 0) return false;
     return own_page_ != nullptr ? *own_page_ == 0 : pid_ != getpid();
   }
-  // Of the machine, also before cuInit().
+  // Returns the machine's driver version, also before cuInit().
   int version() const {
     const std::string folder = Folder();
     return folder.empty() ? MachineOptions().driver_version : OptionsOf(folder).driver_version;
   }
-  // What cuInit() does. What a process does before leaves its children free.
+  // Starts the driver for cuInit(). Calls before cuInit() do not keep children from using CUDA.
   void Start() {
     const std::lock_guard<std::mutex> lock(mu_);
     if (pid_ != 0) return;
@@ -221,25 +224,25 @@ class Driver {
   }
   std::atomic<bool>& initialized() { return initialized_; }  // cuInit() was called
   std::atomic<bool>& has_context(int context) { return has_context_.at(static_cast<size_t>(context)); }
-  // False for what no function has given.
+  // Tells whether `context` is a device's primary context, or a living context beside the primary context.
   bool IsContext(int context) {
     return context >= 0 && context < kMaxDevices * kMaxContexts && IsDevice(DeviceOf(context)) &&
            (IsPrimary(context) || has_context(context));
   }
   const std::vector<int>& devices() const { return devices_; }
   int Physical(int device) const { return devices_[static_cast<size_t>(device)]; }
-  // Of a physical device; -1 for one that this process does not see, and for kHost.
+  // Returns the ordinal of a physical device; -1 for a device that this process does not see, and for kHost.
   int Ordinal(int physical) const {
     const auto it = std::find(devices_.begin(), devices_.end(), physical);
     return it == devices_.end() ? -1 : static_cast<int>(it - devices_.begin());
   }
   bool IsDevice(int device) const { return device >= 0 && static_cast<size_t>(device) < devices_.size(); }
 
-  // ---- REQUIRES for all that follows: mu() is held ----
+  // ---- REQUIRES, for all functions below: mu() is held ----
 
-  // Addresses for device memory.
+  // Reserves addresses for device memory.
   char* Reserve(size_t bytes, size_t alignment = kGranule) {
-    // Aligned as the real ones are.
+    // A real driver's addresses have this alignment.
     char* const all = static_cast<char*>(
         mmap(nullptr, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     if (all == MAP_FAILED) std::abort();
@@ -264,7 +267,7 @@ class Driver {
     MapAt(address, hold, kind, context);
     return address;
   }
-  // At addresses of Reserve().
+  // Maps memory at addresses of Reserve().
   void MapAt(char* address, const Hold& hold, Kind kind, int context) {
     if (kind == Kind::kManaged) {
       const int file = machine_->File(hold);
@@ -280,7 +283,7 @@ class Driver {
     munmap(address, mappings_.at(address).bytes);
     Forget(address);
   }
-  // The addresses stay reserved.
+  // Forgets a mapping. The addresses stay reserved.
   void Forget(char* address) {
     const auto it = mappings_.find(address);
     if (it == mappings_.end()) return;
@@ -296,12 +299,12 @@ class Driver {
     const auto it = addresses_.find(id);
     return it == addresses_.end() ? nullptr : it->second;
   }
-  // Where the memory begins that `address` is in, and the memory. Null when it is in none.
+  // Returns the memory that contains `address`, and the memory's first address; null when no memory contains `address`.
   std::pair<char* const, Mapping>* MappingOf(const void* address) {
     auto* const found = MappingUpTo(address);
     return found == nullptr || OffsetIn(*found, address) >= found->second.bytes ? nullptr : found;
   }
-  // The memory that [address, address + bytes) lies in, and where.
+  // Returns the accessible memory that contains [address, address + bytes), and the offset in the memory.
   std::optional<std::pair<Hold, uint64_t>> Range(const void* address, size_t bytes) {
     const auto* const found = MappingUpTo(address);
     if (found == nullptr || !found->second.accessible) return std::nullopt;
@@ -310,7 +313,7 @@ class Driver {
     return std::make_pair(found->second.hold, offset);
   }
 
-  // Null for what is no stream.
+  // Returns null for an unknown stream.
   StreamState* Stream(CUstream stream) {
     const auto number = reinterpret_cast<uintptr_t>(stream);
     if (stream == CU_STREAM_PER_THREAD) {
@@ -318,7 +321,7 @@ class Driver {
       if (own == nullptr) own = AddStream(/*blocking=*/true);
       return streams_.at(own).get();
     }
-    if (number <= 1) {  // the default stream, also by its name CU_STREAM_LEGACY
+    if (number <= 1) {  // the default stream, also under the name CU_STREAM_LEGACY
       StreamState& state = default_streams_[CurrentContext()];
       state.context = CurrentContext();
       return &state;
@@ -333,7 +336,7 @@ class Driver {
     streams_[stream] = std::move(state);
     return stream;
   }
-  // What is queued on it goes on.
+  // Removes a stream. Queued work goes on.
   bool RemoveStream(CUstream stream) {
     const auto it = streams_.find(stream);
     if (it == streams_.end()) return false;
@@ -343,7 +346,7 @@ class Driver {
     return true;
   }
 
-  // Ends a context, and what goes with it. It stays on the threads' stacks.
+  // Ends a context, and the objects that end with the context. The context stays on the threads' stacks.
   void EndContext(int context) {
     for (auto it = mappings_.begin(); it != mappings_.end();) {
       const auto [address, mapping] = *it++;
@@ -366,9 +369,9 @@ class Driver {
     has_context(context) = false;
     machine_->RemoveContext(Physical(DeviceOf(context)));
   }
-  // How often a device's primary context is retained.
+  // Counts the retains of a device's primary context.
   uint32_t& retains(int device) { return retains_.at(static_cast<size_t>(device)); }
-  // A number for a context beside the primary one, which no other context had before.
+  // Returns a number for a context beside the primary context. No other context has had the number.
   std::optional<int> NewContext(int device) {
     const uint32_t number = ++made_contexts_.at(static_cast<size_t>(device));
     if (number >= kMaxContexts) return std::nullopt;
@@ -397,7 +400,8 @@ class Driver {
 
   std::set<EventState*>& events() { return events_; }
 
-  // Functions of the program that streams wait for. While one has not returned, nobody knows when its stream is done.
+  // Streams wait for functions of the program. Until a function has returned, the time when the stream is done is
+  // unknown.
   static constexpr Clock::time_point kUnknown = Clock::time_point::max();
   bool Runs(uint64_t host_function) const { return host_functions_.count(host_function) != 0; }
   uint64_t AddHostFunction() {
@@ -408,7 +412,7 @@ class Driver {
     host_functions_.erase(host_function);
     returned_.notify_all();
   }
-  // Until `done_at` says a time that has come. It is called with the lock, which is let go meanwhile.
+  // Waits until `done_at` returns a time that has come. `done_at` runs under the lock; waits release the lock.
   template <typename DoneAtFunction>
   void WaitUntil(const DoneAtFunction& done_at) {
     std::unique_lock<std::mutex> lock(mu_);
@@ -421,7 +425,8 @@ class Driver {
     std::this_thread::sleep_until(until);
   }
 
-  // When what is queued on `stream` now is done. The default stream and blocking streams wait for each other.
+  // Returns when the work that is queued on `stream` now is done. The default stream and blocking streams wait for each
+  // other.
   Clock::time_point DoneAt(const StreamState& stream) {
     Clock::time_point time = OwnDoneAt(stream);
     const bool is_default = &stream == &default_streams_[stream.context];
@@ -442,8 +447,8 @@ class Driver {
     return time;
   }
 
-  // Of calls that must not be made during a capture, unless the thread says that it knows, or the capture that it does
-  // not mind. Those that they disturb are invalid from then on.
+  // Checks a call that must not happen during a capture. The call disturbs the thread's own captures, unless the thread
+  // or the capture is relaxed, and all captures when both are global. Disturbed captures become invalid.
   CUresult CheckUnsafe() {
     const CUstreamCaptureMode mode = Thread().capture_mode;
     return Disturb([mode](const StreamState& stream) {
@@ -452,16 +457,16 @@ class Driver {
              (mode == CU_STREAM_CAPTURE_MODE_GLOBAL && stream.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
     });
   }
-  // Of calls that wait for all of a context, whatever the modes.
+  // Checks a call that waits for a whole context, in any mode.
   CUresult CheckWhole(int context) {
     return Disturb([context](const StreamState& stream) { return stream.context == context; });
   }
-  // Of calls that ask or wait for a stream.
+  // Checks a call that asks or waits for a stream.
   CUresult CheckStream(StreamState* stream) {
     const CUresult error = CheckImplicit(*stream, /*disturbs=*/true);
     return error != CUDA_SUCCESS ? error : Disturb([stream](const StreamState& other) { return &other == stream; });
   }
-  // The default stream includes all that it waits for.
+  // Checks a call on the default stream, which includes all streams that the default stream waits for.
   CUresult CheckImplicit(const StreamState& stream, bool disturbs) {
     if (&stream != &default_streams_[stream.context]) return CUDA_SUCCESS;
     const auto is_part = [&stream](const StreamState& other) {
@@ -490,7 +495,7 @@ class Driver {
     return any ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
   }
 
-  // The last memory that does not begin behind `address`.
+  // Returns the last memory that begins at or before `address`.
   std::pair<char* const, Mapping>* MappingUpTo(const void* address) {
     const auto it = mappings_.upper_bound(const_cast<char*>(static_cast<const char*>(address)));
     return it == mappings_.begin() ? nullptr : &*std::prev(it);
@@ -500,43 +505,43 @@ class Driver {
   }
 
   Driver() = default;
-  // Of the machine; empty when there is none.
+  // Returns the machine's folder; an empty path when there is no machine.
   static std::string Folder() {
     const char* const folder = std::getenv(kMachineVariable);
     return folder == nullptr ? "" : folder;
   }
 
-  std::atomic<pid_t> pid_{0};                // that started it
-  const volatile char* own_page_ = nullptr;  // 0 in its children
+  std::atomic<pid_t> pid_{0};                // the process that started the driver
+  const volatile char* own_page_ = nullptr;  // reads as 0 in children
   std::atomic<bool> initialized_{false};
   std::array<std::atomic<bool>, size_t{kMaxDevices} * kMaxContexts> has_context_{};
   Faults faults_;
   std::unique_ptr<Machine> machine_;
-  std::vector<int> devices_;  // physical, by ordinal
+  std::vector<int> devices_;  // physical devices, by ordinal
 
   std::mutex mu_;
   std::array<uint32_t, kMaxDevices> retains_{};
   std::array<uint32_t, kMaxDevices> made_contexts_{};
   std::map<char*, Mapping> mappings_;
-  std::unordered_multimap<uint64_t, char*> addresses_;  // of memory, by its id
+  std::unordered_multimap<uint64_t, char*> addresses_;  // key: an id of memory
   std::map<char*, HostMemory> host_memory_;
   std::map<int, StreamState> default_streams_;
   std::map<CUstream, std::unique_ptr<StreamState>> streams_;
-  std::map<std::pair<int, std::thread::id>, CUstream> thread_streams_;  // by context and thread
-  std::map<int, Clock::time_point> destroyed_busy_until_;               // by context: streams that are gone
+  std::map<std::pair<int, std::thread::id>, CUstream> thread_streams_;  // key: context and thread
+  std::map<int, Clock::time_point> destroyed_busy_until_;               // key: context; covers destroyed streams
   std::set<EventState*> events_;
   std::set<uint64_t> host_functions_;
   uint64_t last_host_function_ = 0;
-  std::condition_variable returned_;  // one of them
+  std::condition_variable returned_;  // a host function has returned
 };
 
-// Allocating functions write zeros when they are called before cuInit().
+// Writes zeros when an allocating function is called before cuInit().
 template <typename... Results>
 void ZeroBeforeInit(Results*... results) {
   if (!Driver::Get().initialized()) ((*results = Results{}), ...);
 }
 
-// Every function goes through here: who may call, and what is to fail.
+// Every function goes through Call(), which checks who may call, and which calls are to fail.
 template <typename Body>
 CUresult Call(const char* function, const Body& body) {
   Driver& driver = Driver::Get();
@@ -545,19 +550,19 @@ CUresult Call(const char* function, const Body& body) {
   return body(driver);
 }
 
-// The same for what is about a device, which need not have a context.
+// Does the same for functions about a device, which need not have a context.
 template <typename Body>
 CUresult DeviceCall(const char* function, CUdevice device, const Body& body) {
   return Call(function,
               [&](Driver& driver) { return driver.IsDevice(device) ? body(driver) : CUDA_ERROR_INVALID_DEVICE; });
 }
 
-// The thread's device; the first one where it has no context.
+// Returns the thread's device; the first device where the thread has no context.
 inline int PreferredDevice() {
   return Thread().contexts.empty() ? 0 : CurrentDevice();
 }
 
-// Finds where memory at `location` is: a physical device, or kHost; nothing for a location that does not exist.
+// Finds the place of memory at `location`: a physical device, or kHost. A location that does not exist has no place.
 inline std::optional<int> PlaceOf(const Driver& driver, const CUmemLocation& location) {
   const auto device = [&driver](int ordinal) {
     return driver.IsDevice(ordinal) ? std::optional(driver.Physical(ordinal)) : std::nullopt;
@@ -568,7 +573,7 @@ inline std::optional<int> PlaceOf(const Driver& driver, const CUmemLocation& loc
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
       return kHost;
-    case kDeviceLocalityDomain:  // the device, and its domain, have a byte each
+    case kDeviceLocalityDomain:  // the device and the domain have a byte each
       return (location.id >> 8 & 0xff) < kLocalityDomains ? device(location.id & 0xff) : std::nullopt;
     case kLaterLocation:
       return device(PreferredDevice());
@@ -577,7 +582,7 @@ inline std::optional<int> PlaceOf(const Driver& driver, const CUmemLocation& loc
   }
 }
 
-// The same for what needs a context.
+// Does the same for functions that need a context.
 template <typename Body>
 CUresult ContextCall(const char* function, const Body& body) {
   return Call(function, [&](Driver& driver) {
@@ -587,7 +592,7 @@ CUresult ContextCall(const char* function, const Body& body) {
   });
 }
 
-// The same for what must not happen while a stream of the process is captured.
+// Does the same for functions that must not happen while a stream of the process is captured.
 template <typename Body>
 CUresult UnsafeCall(const char* function, const Body& body) {
   return ContextCall(function, [&](Driver& driver) {

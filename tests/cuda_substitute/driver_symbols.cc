@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Functions of the driver by base name and version, and those that use the thread's own stream for the default stream.
+// Functions of the driver by base name and version, and functions that use the thread's own stream for the default
+// stream.
 #include <cstring>
 #include <type_traits>
 
@@ -11,7 +12,7 @@
 #include <cudaTypedefs.h>
 #endif
 
-// F(base name, CUDA version that brought it, function).
+// F(base name, first CUDA version, function).
 #define VRAMBROKER_CUDA_SYMBOLS(F)                                                       \
   F(cuInit, 2000, cuInit)                                                                \
   F(cuDriverGetVersion, 2020, cuDriverGetVersion)                                        \
@@ -120,7 +121,8 @@
   F(cuEventRecord, 2000, cuEventRecord)                                                  \
   F(cuEventSynchronize, 2000, cuEventSynchronize)
 
-// F(), for first versions of functions. cudaTypedefs.h does not name first versions.
+// F(base name, first CUDA version, function), for first versions of functions. cudaTypedefs.h does not name first
+// versions.
 #define VRAMBROKER_CUDA_FIRST_SYMBOLS(F)                        \
   F(cuDeviceTotalMem, 2000, cuDeviceTotalMem)                   \
   F(cuDevicePrimaryCtxReset, 7000, cuDevicePrimaryCtxReset)     \
@@ -134,7 +136,7 @@
   F(cuArrayCreate, 2000, cuArrayCreate)                         \
   F(cuArray3DCreate, 2000, cuArray3DCreate)
 
-// F(base name, version, function without the suffix, suffix).
+// F(base name, first CUDA version, function without the suffix, suffix).
 #define VRAMBROKER_CUDA_PER_THREAD_SYMBOLS(F)                       \
   F(cuMemcpyHtoD, 7000, cuMemcpyHtoD_v2, _ptds)                     \
   F(cuMemcpyDtoH, 7000, cuMemcpyDtoH_v2, _ptds)                     \
@@ -174,7 +176,7 @@ struct Symbol {
   void* function;
 };
 
-// Made when it is first asked for: casts of functions are no constants.
+// Makes the table at the first call: casts of functions are no constants.
 const std::vector<Symbol>& Symbols() {
 #define VRAMBROKER_ENTRY(base, version, function) {#base, version, false, reinterpret_cast<void*>(&::function)},
 #define VRAMBROKER_ENTRY_PER_THREAD(base, version, function, suffix) \
@@ -187,8 +189,9 @@ const std::vector<Symbol>& Symbols() {
   return *symbols;
 }
 
-// The newest function that is not newer than `version`, or of all if that is negative; null, and why, when there is
-// none. Where some use the thread's own stream, `per_thread` looks at these alone.
+// Returns the newest function that is not newer than `version`, or the newest function for a negative `version`; null,
+// and the reason in `status`, when there is no such function. Where some functions use the thread's own stream,
+// `per_thread` selects only these functions.
 void* Find(const char* name, int version, bool per_thread, CUdriverProcAddressQueryResult& status) {
   const int newest = Driver::Get().version();
   std::vector<const Symbol*> all;
@@ -209,7 +212,7 @@ void* Find(const char* name, int version, bool per_thread, CUdriverProcAddressQu
   return found == nullptr ? nullptr : found->function;
 }
 
-// Of both forms. Also before cuInit().
+// Serves both forms of cuGetProcAddress(), also before cuInit().
 CUresult GetProcAddress(const char* name, void*& function, int version, cuuint64_t flags,
                         CUdriverProcAddressQueryResult& status) {
   constexpr cuuint64_t kBoth = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
@@ -226,9 +229,9 @@ CUstream PerThread(CUstream stream) {
 }  // namespace
 }  // namespace vrambroker::cuda_substitute
 
-using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
+using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver has C functions
 
-// The form of CUDA 11: when it finds no function it returns an error, and leaves the pointer alone.
+// The form of CUDA 11: without a function, the call returns an error, and leaves the pointer alone.
 CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuuint64_t flags) {
   CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
   void* found = nullptr;
@@ -248,7 +251,7 @@ CUresult cuGetProcAddress_v2(const char* symbol, void** function, int version, c
   return CUDA_SUCCESS;
 }
 
-// Tables of functions that NVIDIA does not document: there are none here.
+// The substitute has no tables of functions that NVIDIA does not document.
 CUresult cuGetExportTable(const void** table, const CUuuid* /*id*/) {
   *table = nullptr;
   return CUDA_ERROR_INVALID_VALUE;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory by handle, addresses by themselves, and memory at addresses: "virtual memory management". Of no context.
+// Virtual memory management: memory by handle, addresses without memory, and mappings. The objects belong to no
+// context.
 #include <unistd.h>
 
 #include <cstdint>
@@ -17,7 +18,7 @@
 namespace vrambroker::cuda_substitute {
 namespace {
 
-// Memory lives while its handle or a mapping does, here or in another process.
+// Memory lives while a handle or a mapping does, in this process or in another process.
 struct MemoryHandle {
   Hold hold;
   bool shareable = false;
@@ -30,8 +31,8 @@ struct Vmm {
   CUmemGenericAllocationHandle last = 0;
   std::map<CUmemGenericAllocationHandle, MemoryHandle> handles;
   std::map<char*, size_t> reservations;
-  std::map<char*, CUmemGenericAllocationHandle> mapped;  // by the first address
-  // By the array, the level, the layer and where the part begins. What is in a mip tail is not played.
+  std::map<char*, CUmemGenericAllocationHandle> mapped;  // key: the first address
+  // The key is the array, the level, the layer, and the start of the part. The substitute does not play mip tails.
   using Tile = std::tuple<const void*, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int>;
   std::map<Tile, CUmemGenericAllocationHandle> tiles;
 
@@ -43,7 +44,7 @@ struct Vmm {
     handles[++last] = handle;
     return last;
   }
-  // Null for what is no handle, or was released: mappings alone make none.
+  // Returns null for an unknown or released handle: mappings alone keep no handle.
   MemoryHandle* Find(CUmemGenericAllocationHandle handle) {
     const auto it = handles.find(handle);
     return it == handles.end() || it->second.references == 0 ? nullptr : &it->second;
@@ -67,7 +68,8 @@ struct Vmm {
   }
 };
 
-// The mappings that make up [address, address + bytes) without a gap; none when there is one, or part of a mapping.
+// Returns the mappings that make up [address, address + bytes) without a gap. Returns no mapping when there is a gap,
+// or a part of a mapping.
 std::vector<char*> MappingsIn(Driver& driver, char* address, size_t bytes) {
   std::vector<char*> found;
   for (char* at = address; at < address + bytes;) {
@@ -104,7 +106,7 @@ void UnmapTiles(Driver& driver, const void* array) {
 
 }  // namespace vrambroker::cuda_substitute
 
-using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver's functions have none
+using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the driver has C functions
 using Lock = std::lock_guard<std::mutex>;
 
 CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp* properties,
@@ -148,7 +150,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   });
 }
 
-// Also of a handle that was released, while its memory is mapped.
+// Also works for a released handle, while the handle's memory is mapped.
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
   return Call("cuMemRetainAllocationHandle", [&](Driver& driver) {
     const Lock lock(driver.mu());
@@ -226,7 +228,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   });
 }
 
-// At once, whatever the stream has to do.
+// Maps at once, without waiting for the stream.
 CUresult cuMemMapArrayAsync(CUarrayMapInfo* tiles, unsigned int count, CUstream /*stream*/) {
   return Call("cuMemMapArrayAsync", [&](Driver& driver) {
     const Lock lock(driver.mu());
@@ -277,7 +279,7 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
   });
 }
 
-// The handle is another one each time.
+// Each import gives another handle.
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType type) {
   return Call("cuMemImportFromShareableHandle", [&](Driver& driver) {

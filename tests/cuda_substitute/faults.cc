@@ -43,7 +43,7 @@ Faults::Faults() : faults_(Parse(Environment(kFaultsVariable))) {
       continue;
     }
     char* end = nullptr;
-    const long ms = equals == std::string::npos  // NOLINT(google-runtime-int): of strtol
+    const long ms = equals == std::string::npos  // NOLINT(google-runtime-int): strtol's type
                         ? 0
                         : std::strtol(entry.c_str() + equals + 1, &end, 10);
     if (end == nullptr || std::string(end) != "ms" || ms < 0) NotUnderstood(entry);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which calls of the substitute fail, and how long they take. See substitute.h for the syntax.
+// Decides which calls of the substitute fail, and how long calls take. See substitute.h for the syntax.
 #ifndef VRAMBROKER_TESTS_CUDA_SUBSTITUTE_FAULTS_H_
 #define VRAMBROKER_TESTS_CUDA_SUBSTITUTE_FAULTS_H_
 
@@ -15,21 +15,22 @@
 
 namespace vrambroker::cuda_substitute {
 
-// Thread-safe.
+// The class is thread-safe.
 class Faults {
  public:
-  // From the environment. Aborts when that cannot be understood: a test that injects nothing proves nothing.
+  // Reads the environment. Aborts when the constructor cannot parse a variable: a test without an injected fault proves
+  // nothing.
   Faults();
 
   void Set(const std::string& faults);
-  // Counts a call. Waits for its delay, and returns how it is to fail.
+  // Counts a call, waits for the call's delay, and returns the call's error.
   CUresult Count(const std::string& function);
   uint64_t calls(const std::string& function);
 
  private:
   struct Fault {
     std::string function;
-    uint64_t from = 0;  // call, from 1
+    uint64_t from = 0;  // the first failing call, counted from 1
     uint64_t to = 0;
     CUresult error = CUDA_SUCCESS;
     bool sticky = false;
@@ -41,8 +42,8 @@ class Faults {
   std::vector<Fault> faults_;
   std::map<std::string, std::chrono::milliseconds> delays_;
   std::map<std::string, std::string> until_;     // the file that a function's calls wait for
-  std::map<std::string, uint64_t> calls_;        // in all
-  std::map<std::string, uint64_t> calls_since_;  // since the faults were set
+  std::map<std::string, uint64_t> calls_;        // all calls
+  std::map<std::string, uint64_t> calls_since_;  // calls since the faults were set
   CUresult sticky_ = CUDA_SUCCESS;
 };
 

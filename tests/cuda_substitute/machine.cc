@@ -29,23 +29,23 @@ constexpr uint32_t kMaxAllocations = 1 << 16;
 constexpr uint32_t kMaxReferences = 1 << 18;
 
 struct Process {
-  pid_t pid;  // 0: a free place
+  pid_t pid;  // the value 0 marks a free place
   uint64_t start_time;
   uint32_t contexts[kMaxDevices];
 };
 
 struct Allocation {
-  uint64_t id;  // 0: a free place
+  uint64_t id;  // the value 0 marks a free place
   uint64_t bytes;
-  int device;           // or kHost
+  int device;           // a device, or kHost
   uint32_t owner;       // a process
-  bool freed;           // by its owner
-  bool exported;        // as a file, which holds it, too
-  uint32_t references;  // holds of it
+  bool freed;           // the owner has freed the allocation
+  bool exported;        // a file may hold the allocation, too
+  uint32_t references;  // number of holds
 };
 
 struct Reference {
-  uint64_t id;  // of an allocation; 0: a free place
+  uint64_t id;  // an allocation's id; the value 0 marks a free place
   uint32_t process;
   uint32_t allocation;
 };
@@ -55,7 +55,8 @@ struct Reference {
   std::abort();
 }
 
-// When a process began; 0 when it has gone. Tells processes apart that had the same number.
+// Returns the start time of a process; 0 when the process has gone. Start times tell apart processes that had the same
+// number.
 uint64_t StartTime(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::ostringstream whole;
@@ -64,8 +65,8 @@ uint64_t StartTime(pid_t pid) {
   const size_t name_end = text.rfind(')');
   if (name_end == std::string::npos || name_end + 2 >= text.size()) return 0;
   char state = 0;
-  unsigned long start = 0;  // NOLINT(google-runtime-int): for sscanf
-  // Field 3 is the state, field 22 the start.
+  unsigned long start = 0;  // NOLINT(google-runtime-int): sscanf's type
+  // Field 3 is the state, field 22 the start time.
   if (std::sscanf(text.c_str() + name_end + 2,
                   "%c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %lu", &state,
                   &start) != 2) {
@@ -76,13 +77,14 @@ uint64_t StartTime(pid_t pid) {
 
 }  // namespace
 
-// Zeros at first, but for what MakeMachine() sets. Tables are searched from where the last search ended.
+// The state begins as zeros, except for the fields that MakeMachine() sets. A search in a table begins where the last
+// search ended.
 struct SharedState {
   pthread_mutex_t mu;
   MachineOptions options;
   uint64_t last_id;
   uint64_t used[kMaxDevices];
-  uint32_t only_as_files;  // allocations that no process holds but by an exported file
+  uint32_t only_as_files;  // allocations that only an exported file holds
   uint32_t next_process;
   uint32_t next_allocation;
   uint32_t next_reference;
@@ -108,7 +110,8 @@ std::string FileOf(const std::string& folder, uint64_t id) {
   return folder + "/" + std::to_string(id);
 }
 
-// The memory of an allocation, which is made when it is first touched: most of it never is. -1: not yet.
+// Opens the memory of an allocation. The first use makes the file: most memory is never used. Returns -1 before the
+// first use.
 int TryOpenFile(const std::string& folder, uint64_t id) {
   const int fd = open(FileOf(folder, id).c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0 && errno != ENOENT) Die("memory " + FileOf(folder, id));
@@ -118,7 +121,8 @@ int TryOpenFile(const std::string& folder, uint64_t id) {
 // REQUIRES: the machine's lock is held.
 int OpenFile(const std::string& folder, uint64_t id, uint64_t bytes) {
   if (const int fd = TryOpenFile(folder, id); fd >= 0) return fd;
-  // What the driver gives is not cleared. By another name at first: a process that finds it finds all of it.
+  // New memory is not cleared, like the driver's memory. The file has another name at first: a process that finds the
+  // file finds the whole file.
   const std::string name = FileOf(folder, id) + ".new";
   const int fd = open(name.c_str(), O_RDWR | O_CLOEXEC | O_CREAT | O_TRUNC, 0666);
   const std::string some(std::min<uint64_t>(bytes, 4096), '\xA5');
@@ -131,21 +135,21 @@ int OpenFile(const std::string& folder, uint64_t id, uint64_t bytes) {
   return fd;
 }
 
-// More of a device is in use; less when the bytes are negative, modulo 2^64. Memory of the host is not counted.
+// Adds to the used bytes of a device; negative numbers, modulo 2^64, subtract. Memory of the host does not count.
 void Count(SharedState* state, int device, uint64_t bytes) {
   if (device != kHost) state->used[device] += bytes;
 }
 
-// True while any process has an exported file open: each is locked, and all its copies with it.
+// Tells whether any process has an exported file open: a lock covers the file and all copies of the descriptor.
 bool IsOpenSomewhere(const std::string& folder, uint64_t id) {
   const int fd = TryOpenFile(folder, id);
-  if (fd < 0) return false;  // who was about to export it has gone
+  if (fd < 0) return false;  // the exporting process has gone
   const bool locked = flock(fd, LOCK_EX | LOCK_NB) != 0;
   close(fd);
   return locked;
 }
 
-// Memory without a reference goes, unless a file holds it: then true.
+// Frees memory without a reference, unless a file holds the memory. Returns true when a file does.
 bool IsOnlyAFile(const std::string& folder, Allocation& allocation) {
   if (allocation.exported && IsOpenSomewhere(folder, allocation.id)) return true;
   (void)unlink(FileOf(folder, allocation.id).c_str());
@@ -153,7 +157,7 @@ bool IsOnlyAFile(const std::string& folder, Allocation& allocation) {
   return false;
 }
 
-// The totals and counts, from the references. Memory that nobody holds any more goes.
+// Recounts the totals and the counts from the references. Memory without a holder goes.
 void Recount(SharedState* state, const std::string& folder) {
   for (Allocation& allocation : state->allocations) allocation.references = 0;
   for (const Reference& reference : state->references) {
@@ -177,7 +181,7 @@ void Recount(SharedState* state, const std::string& folder) {
   }
 }
 
-// The driver gives back what a process held when it ends, and what only files held when they are closed.
+// Gives back the memory of processes that have ended, and of exported files that were closed, like the driver.
 void Bury(SharedState* state, const std::string& folder) {
   std::vector<bool> gone(kMaxProcesses);
   bool any = false;
@@ -201,7 +205,7 @@ class Lock {
  public:
   Lock(SharedState* state, const std::string& folder) : state_(state) {
     if (pthread_mutex_lock(&state_->mu) != EOWNERDEAD) return;
-    // A process was killed half-way.
+    // A process was killed in the middle of a change.
     pthread_mutex_consistent(&state_->mu);
     Recount(state_, folder);
   }
@@ -231,7 +235,7 @@ uint32_t AddReference(SharedState* state, uint32_t process, uint32_t allocation)
   return place;
 }
 
-// Room for `bytes`, if need be once those that have gone no longer count.
+// Tells whether there is room for `bytes`. Before a refusal, gives back the memory of processes that have ended.
 bool HasRoom(SharedState* state, const std::string& folder, int device, uint64_t bytes) {
   if (device == kHost) return true;
   const auto fits = [&] {
@@ -277,8 +281,8 @@ uint64_t UsedBytes(const std::string& folder, int device) {
 
 bool HoldsLock(const std::string& folder, pid_t process) {
   SharedState* state = Map(folder, 0);
-  // The number of the thread that holds a robust mutex is in its first word: see "robust futexes" in the kernel's
-  // documentation.
+  // The first word of a robust mutex has the number of the thread that holds the mutex: see "robust futexes" in the
+  // kernel's documentation.
   const int thread = __atomic_load_n(&state->mu.__data.__lock, __ATOMIC_ACQUIRE) & FUTEX_TID_MASK;
   munmap(state, sizeof *state);
   return thread != 0 &&
@@ -291,7 +295,7 @@ std::vector<ProcessUse> ProcessesOf(const std::string& folder, int device) {
   {
     const Lock lock(state, folder);
     Bury(state, folder);
-    std::map<uint32_t, uint32_t> holders;  // by allocation: a process
+    std::map<uint32_t, uint32_t> holders;  // key: an allocation; value: a process
     for (const Reference& reference : state->references) {
       if (reference.id == 0) continue;
       const auto [it, first] = holders.emplace(reference.allocation, reference.process);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A substitute for NVIDIA's management library, over a machine. It knows all GPUs and processes of the machine: it
-// takes no notice of CUDA_VISIBLE_DEVICES, and is no process of the machine itself.
+// A substitute for NVIDIA's management library, over a machine. The library knows all GPUs and processes of the
+// machine. The library ignores CUDA_VISIBLE_DEVICES, and does not count as a process of the machine.
 #include "tests/cuda_substitute/nvml.h"
 
 #include <atomic>
@@ -18,7 +18,7 @@
 namespace vrambroker::cuda_substitute {
 namespace {
 
-std::atomic<int> users{0};  // that have initialised it, and not shut it down
+std::atomic<int> users{0};  // initialisations that no shutdown has ended
 
 std::string Folder() {
   const char* const folder = std::getenv(kMachineVariable);
@@ -30,7 +30,7 @@ bool GpusAre(const char* kind) {
   return said != nullptr && std::strcmp(said, kind) == 0;
 }
 
-// What every function goes through.
+// Every function goes through Call().
 template <typename Body>
 nvmlReturn_t Call(const Body& body) {
   if (users == 0) return NVML_ERROR_UNINITIALIZED;
@@ -41,7 +41,7 @@ nvmlReturn_t Call(const Body& body) {
 nvmlDevice_t HandleOf(int device) {
   return reinterpret_cast<nvmlDevice_t>(static_cast<intptr_t>(device + 1));
 }
-// The only instance of a GPU.
+// Returns the only instance of a GPU.
 nvmlDevice_t InstanceOf(int device) {
   return HandleOf(device + kMaxDevices);
 }
@@ -49,7 +49,7 @@ bool IsInstance(nvmlDevice_t handle) {
   return reinterpret_cast<intptr_t>(handle) > kMaxDevices;
 }
 
-// The same for what is about a device.
+// Does the same for functions about a device.
 template <typename Body>
 nvmlReturn_t DeviceCall(nvmlDevice_t handle, const Body& body) {
   return Call([&](const std::string& folder) {
@@ -59,7 +59,7 @@ nvmlReturn_t DeviceCall(nvmlDevice_t handle, const Body& body) {
   });
 }
 
-// Reads a sensor. An instance has none.
+// Reads a sensor. An instance has no sensors.
 template <typename Value>
 nvmlReturn_t Show(nvmlDevice_t handle, Value value, Value* to) {
   return DeviceCall(handle, [&](const std::string&, int) {
@@ -80,7 +80,7 @@ nvmlReturn_t Give(const std::string& text, char* to, unsigned int bytes) {
 }  // namespace
 }  // namespace vrambroker::cuda_substitute
 
-using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the library's functions have none
+using namespace vrambroker::cuda_substitute;  // NOLINT(google-build-using-namespace): the library has C functions
 
 nvmlReturn_t nvmlInit_v2() {
   if (const char* const error = std::getenv(kNvmlErrorVariable)) return static_cast<nvmlReturn_t>(std::atoi(error));
@@ -145,7 +145,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t* dev
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char* uuid, nvmlDevice_t* device) {
   return Call([&](const std::string& folder) {
     for (int i = 0; i < OptionsOf(folder).devices; ++i) {
-      const std::string gpu = FormatUuid(UuidOf(i));  // GPU-...
+      const std::string gpu = FormatUuid(UuidOf(i));  // the text begins with GPU-
       if ((GpusAre("mig") ? "MIG" + gpu.substr(3) : gpu) != uuid) continue;
       *device = GpusAre("mig") ? InstanceOf(i) : HandleOf(i);
       return NVML_SUCCESS;
@@ -192,11 +192,11 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t* me
   });
 }
 
-// `count` becomes how many there are.
+// Sets `count` to the number of processes.
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int* count,
                                                      nvmlProcessInfo_t* infos) {
   return DeviceCall(device, [&](const std::string& folder, int number) {
-    constexpr unsigned int kNoInstance = 0xFFFFFFFF;  // of a part of a GPU
+    constexpr unsigned int kNoInstance = 0xFFFFFFFF;  // the process uses no part of a GPU
     const std::vector<ProcessUse> processes = ProcessesOf(folder, number);
     const unsigned int room = *count;
     *count = static_cast<unsigned int>(processes.size());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The functions of NVIDIA's management library (NVML) that its substitute has, libnvidia-ml.so.1. The toolkit has no
-// header for it here: names, types and numbers are those of NVIDIA's "NVML API Reference Guide".
+// Declares the functions of NVIDIA's management library (NVML) that the substitute libnvidia-ml.so.1 has. No NVML
+// header is at hand: names, types and numbers come from NVIDIA's "NVML API Reference Guide".
 #ifndef VRAMBROKER_TESTS_CUDA_SUBSTITUTE_NVML_H_
 #define VRAMBROKER_TESTS_CUDA_SUBSTITUTE_NVML_H_
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A libcuda.so.1 of a driver that is too old: it lacks most functions. */
+/* A libcuda.so.1 of a driver that is too old: the library lacks most functions. */
 #include <cuda.h>
 
 CUresult cuInit(unsigned int flags);

@@ -37,7 +37,7 @@ CountToken TokenOf(const CountAnswer& answer);
 // Returns the answer's code and message.
 absl::Status StatusOfAnswer(const CountAnswer& answer);
 
-// CountClient is one connection, and movable. The class needs no thread and takes no lock: a forked child may use the
+// A CountClient is a connection, and movable. The class needs no thread and takes no lock: a forked child may use the
 // class.
 class CountClient {
  public:
@@ -58,7 +58,7 @@ class CountClient {
   bool SendBytes(absl::string_view packet);
   // Returns Unavailable at the end of the connection, DeadlineExceeded when no answer comes.
   absl::StatusOr<CountAnswer> Receive(absl::Duration timeout = kPatience);
-  // Tells whether the daemon has ended the connection. Answers that have not been received are lost.
+  // Tells whether the daemon has ended the connection.
   bool HasEnded();
 
   // Each call returns the daemon's answer.

@@ -111,8 +111,8 @@ void Proxy::Break(Which which) {
       released_.NotifyAll();
     }
     shutdown(connection.daemon.get(), SHUT_RDWR);
-    // Without a proxy, data sent to the socket has arrived, and the sender relies on the arrival. Pass() ends the
-    // client's side after passing on the daemon's data.
+    // Without a proxy, data sent on the descriptor socket has arrived, and the sender relies on the arrival. Pass()
+    // ends the client's side after passing on the daemon's data.
     if (connection.which != Which::kDescriptors) shutdown(connection.client.get(), SHUT_RDWR);
   }
   for (Connection& connection : broken) {
