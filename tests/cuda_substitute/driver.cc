@@ -266,7 +266,7 @@ CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
   });
 }
 
-// Returns no green context: there are no green contexts.
+// Green contexts do not exist in the substitute: `green` becomes null.
 CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext* context, CUgreenCtx* green) {
   if (green != nullptr) *green = nullptr;
   return cuStreamGetCtx(stream, context);

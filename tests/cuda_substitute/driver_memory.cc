@@ -219,7 +219,7 @@ CUresult cuMemGetInfo(unsigned int* free_bytes, unsigned int* total_bytes) {
   return error;
 }
 
-// Waits for the default stream, then copies; both directions do. Refuses when [address, address + bytes) is no device
+// Waits for the default stream, then copies in either direction. Refuses when [address, address + bytes) is no device
 // memory.
 static CUresult Copy(const char* function, CUdeviceptr address, size_t bytes,
                      const std::function<void(Machine& machine, const Hold& hold, uint64_t offset)>& copy) {

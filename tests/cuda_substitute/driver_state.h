@@ -169,8 +169,7 @@ inline uint64_t RoundUp(uint64_t bytes, uint64_t unit) {
 
 class Driver;
 
-// ---- Functions of the files beside this file. REQUIRES, for all but AfterSynchronize(): the driver's lock is held
-// ----
+// ---- Functions of other files. REQUIRES, except for AfterSynchronize(): the driver's lock is held ----
 
 // Ends a context's arrays.
 void EndArrays(Driver& driver, int context);

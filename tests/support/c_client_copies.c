@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Loads several copies of libvrambroker.so in one program. Usage: c_client_copies LIBRARY...; c_client.c says how the
- * program
- * finds the daemon. C_CLIENT_OTHER_CORE names another core, loaded first: the program then prints the first copy's
- * answer.
+ * program finds the daemon. C_CLIENT_OTHER_CORE names another core, loaded first: the program then prints the first
+ * copy's answer.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -11,8 +11,7 @@ mirror_of_debian() {
 }
 
 # unpack_from_debian SUITE FOLDER PACKAGE...: unpacks packages without their dependencies, and installs no package. The
-# exit
-# code is not 0 where apt cannot fetch the packages.
+# exit code is not 0 where apt cannot fetch the packages.
 unpack_from_debian() {
   local suite=$1 folder=$2 mirror apt
   mirror=$(mirror_of_debian)

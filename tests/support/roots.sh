@@ -4,10 +4,9 @@
 . "$(dirname "${BASH_SOURCE[0]}")/debian.sh"
 
 # in_own_namespaces SIZE "$@": runs the calling script again, in a new mount namespace and a new pid namespace, and ends
-# with
-# the inner script. The inner script's first argument is "inside", the second a memory file system of SIZE; the given
-# arguments
-# follow. An interrupted script leaves no mount, no process, and no folder, except an empty folder after SIGKILL.
+# with the inner script. The inner script's first argument is "inside", the second a memory file system of SIZE; the
+# given arguments follow. An interrupted script leaves no mount, no process, and no folder, except an empty folder after
+# SIGKILL.
 in_own_namespaces() {
   local size=$1
   shift

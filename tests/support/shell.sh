@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Messages and waits of scripts that test. Source this file. A script may define a function `explain`, which adds the
-# script's
-# knowledge to a failure.
+# script's knowledge to a failure.
 say() { printf '\n== %s\n' "$*"; }
 fail() {
   printf '\n%s: FAILED: %s\n' "$(basename "$0")" "$*" >&2

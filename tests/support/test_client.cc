@@ -10,12 +10,11 @@
 //   fill COUNT BYTES SEED    allocate, write and verify COUNT buffers
 //   check SEED               verify the buffers of `fill`
 //   churn THREADS BYTES      allocate, write, verify and free in a loop, in the background, until the process ends
-//   race FILE SLOT BYTES LIMIT       like churn, with random sizes up to BYTES; each client writes its bytes to a slot
-//   of
-//                                    FILE; a client aborts when all slots together exceed LIMIT
+//   race FILE SLOT BYTES LIMIT       like churn, with random sizes up to BYTES, counted in a slot of FILE; a client
+//                                    aborts when all slots together exceed LIMIT
 //   empty | status | goodbye (ends the session and all buffers)
 //   fork                             a child with all mappings, until the test closes this process's input  -> PID
-//   fork_exec                        a child that runs another program until then                      -> PID
+//   fork_exec                        a child that runs another program, with the same end               -> PID
 //   setuid UID [GID]...      become this user with these further groups
 //   fetch TICKET             exchange a ticket (hexadecimal) for a descriptor
 //   allocate_raw SESSION BYTES | free_raw SESSION BLOCK | empty_raw SESSION | stats_raw SESSION | reset_raw SESSION
