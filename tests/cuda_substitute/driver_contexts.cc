@@ -141,7 +141,7 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
   });
 }
 
-// Also returns the device of a destroyed context.
+// Returns the device of a destroyed context, too.
 CUresult cuCtxGetDevice(CUdevice* device) {
   return Call("cuCtxGetDevice", [&](Driver&) {
     if (Thread().contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;

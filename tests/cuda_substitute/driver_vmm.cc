@@ -150,7 +150,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   });
 }
 
-// Also works for a released handle, while the handle's memory is mapped.
+// Works for a released handle, too, while the handle's memory is mapped.
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
   return Call("cuMemRetainAllocationHandle", [&](Driver& driver) {
     const Lock lock(driver.mu());

@@ -535,7 +535,7 @@ static void wait_for_child(pid_t child) {
 }
 
 static void run_fork(void) {
-  /* Before the parent has reached a daemon, a child may still connect. */
+  /* A child may still connect: the parent has not reached a daemon yet. */
   vrambroker_options nowhere = VRAMBROKER_OPTIONS_INIT;
   nowhere.socket_dir = "/nowhere";
   vrambroker_client* none = NULL;
