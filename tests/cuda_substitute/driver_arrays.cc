@@ -16,11 +16,11 @@ namespace vrambroker::cuda_substitute {
 namespace {
 
 struct ArrayState {
-  std::optional<Hold> hold;  // empty where memory is mapped later
+  std::optional<Hold> hold;  // is empty where memory is mapped later
   uint64_t bytes = 0;
   int context = kNoContext;
   bool mipmapped = false;
-  bool deferred = false;  // made with CUDA_ARRAY3D_DEFERRED_MAPPING
+  bool deferred = false;  // has the flag CUDA_ARRAY3D_DEFERRED_MAPPING
 };
 
 // REQUIRES: the driver's lock is held.

@@ -26,7 +26,7 @@ struct Graph {
 };
 
 struct GraphExec {
-  Graph* graph = nullptr;  // null when the graph was destroyed
+  Graph* graph = nullptr;  // becomes null when the graph is destroyed
   std::vector<GraphNode> nodes;
   bool auto_free = false;
 };
@@ -35,8 +35,8 @@ struct GraphExec {
 struct GraphMemory {
   int device = 0;
   uint64_t bytes = 0;
-  std::optional<Hold> hold;  // set since a launch
-  bool used = false;         // taken by a launch, and not freed since
+  std::optional<Hold> hold;  // a launch sets the hold
+  bool used = false;         // a launch has taken the memory, and no free has followed
   bool freed_by_owner = false;
   Clock::time_point busy_until;  // end of the last launch
 };

@@ -28,7 +28,7 @@ class RawHold {
   RawHold(const RawHold&) = delete;
   RawHold& operator=(const RawHold&) = delete;
 
-  // Waits until the session keeps the events. Called once.
+  // Waits until the session keeps the events. Tests call the function once.
   absl::Status WaitForStart();
 
  private:

@@ -11,7 +11,7 @@
 
 namespace vrambroker::testing_support {
 
-// An HTTP/2 connection to the daemon that may break every rule that gRPC's library keeps. For one thread.
+// An HTTP/2 connection to the daemon that may break every rule that gRPC's library keeps. The class is for one thread.
 class RawHttp2 {
  public:
   // Connects, and sends no data yet.

@@ -23,7 +23,7 @@ class ScriptedEvents : public EventSource {
 
   std::atomic<bool> fail_record = false, fail_query = false, fail_wait = false;
   std::atomic<bool> lose_streams = false;          // streams of events recorded from now on no longer exist
-  std::function<void(Stream)> on_record, on_wait;  // set before use; called without a lock
+  std::function<void(Stream)> on_record, on_wait;  // tests set hooks before use; calls hold no lock
 
   // recorded() counts the events that were recorded on a stream. known_done() is the number of the last event that the
   // allocator knows to be done.
