@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -86,7 +87,7 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, Sa
   if (config.device != DeviceChoice::kHost) {
     absl::StatusOr<std::vector<std::unique_ptr<Device>>> cuda = MakeCudaDevices();
     if (cuda.ok()) {
-      devices = *std::move(cuda);
+      std::move(cuda->begin(), cuda->end(), std::back_inserter(devices));
       LogLine("cuda found").Add("cuda", CudaVersions()).Write(spdlog::level::info);
       if (config.device == DeviceChoice::kAuto) why = "auto: a GPU is usable";
     } else if (config.device == DeviceChoice::kCuda) {
@@ -122,7 +123,8 @@ absl::StatusOr<std::vector<ChosenDevice>> ChooseDevices(const Config& config, Sa
   std::vector<ChosenDevice> chosen;
   for (std::unique_ptr<SegmentOwner>& device : devices) {
     const DeviceProperties& properties = device->properties();
-    if (absl::Status status = properties.has_contexts ? CheckComputeMode(properties.ordinal) : absl::OkStatus(); !status.ok()) {
+    if (absl::Status status = properties.has_contexts ? CheckComputeMode(properties.ordinal) : absl::OkStatus();
+        !status.ok()) {
       return status;
     }
     if (absl::Status status = CheckCanShare(*device); !status.ok()) {

@@ -16,8 +16,7 @@ absl::StatusOr<std::vector<GpuProcess>> SegmentOwner::FindProcesses() {
 }
 
 absl::StatusOr<SegmentHolders> SegmentOwner::FindHolders(absl::Span<const DeviceSegment> /*segments*/) {
-  return absl::UnimplementedError(
-      absl::StrCat("a ", properties().kind, " device cannot tell who holds its segments"));
+  return absl::UnimplementedError(absl::StrCat("a ", properties().kind, " device cannot tell who holds its segments"));
 }
 
 absl::Status CheckSegmentBytes(uint64_t bytes) {

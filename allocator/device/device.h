@@ -66,8 +66,8 @@ using SegmentHandle = std::variant<UniqueFd, CudaIpcHandle>;
 // A contiguous region obtained from a device. A record only; the device frees the region.
 struct DeviceSegment {
   uint64_t bytes = 0;
-  uint64_t address = 0;  // device address in the owning process; 0 if not mapped there (host)
-  int fd = -1;           // memory file of a host segment
+  uint64_t address = 0;                     // device address in the owning process; 0 if not mapped there (host)
+  int fd = -1;                              // memory file of a host segment
   std::optional<CudaIpcHandle> cuda_ipc{};  // the handle, once exported, of a device with HandleKind::kCudaIpc
 };
 

@@ -41,9 +41,9 @@ Opened OpenDevice(const DeviceInfo& info) {
   for (const Kind& kind : kKinds) {
     if (info.kind == kind.name) return kind.open(info);
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat("device ", info.ordinal, " (", info.uuid, ") is of a kind that this client library does not know (",
-                   info.kind, "): update the library"));
+  return absl::FailedPreconditionError(absl::StrCat("device ", info.ordinal, " (", info.uuid,
+                                                    ") is of a kind that this client library does not know (",
+                                                    info.kind, "): update the library"));
 }
 
 }  // namespace vrambroker::client_internal

@@ -255,9 +255,8 @@ void Broker::OpenAccounts(Session& session, const OpenOptions& options, const Al
 }
 
 SessionMark Broker::MarkOf(const Caller& caller, const OpenOptions& options) {
-  const bool needed = std::any_of(pools_.begin(), pools_.end(), [](const SegmentPool* pool) {
-    return !pool->properties().tells_holders;
-  });
+  const bool needed = std::any_of(pools_.begin(), pools_.end(),
+                                  [](const SegmentPool* pool) { return !pool->properties().tells_holders; });
   if (!needed || !options.mark.has_value()) return 0;
   const absl::StatusOr<SessionMark> mark = FindSessionMark(caller.pid, *options.mark);
   if (mark.ok()) return *mark;

@@ -281,11 +281,9 @@ void WriteDeviceMetrics(const BrokerView& view, MetricFamilies& out) {
   out.Family("vrambroker_device_info", "Identity of a device; the value is always 1.", Gauge);
   for (const DeviceRow& row : rows) {
     const DeviceProperties& properties = row.info->properties;
-    out.Sample(MakeLabels({{"gpu", row.gpu},
-                           {"uuid", properties.uuid},
-                           {"name", properties.name},
-                           {"kind", properties.kind}}),
-               uint64_t{1});
+    out.Sample(
+        MakeLabels({{"gpu", row.gpu}, {"uuid", properties.uuid}, {"name", properties.name}, {"kind", properties.kind}}),
+        uint64_t{1});
   }
   for (const DeviceFigure& figure : kFigures) {
     out.Family(absl::StrCat("vrambroker_device_", figure.name), figure.help, figure.type);

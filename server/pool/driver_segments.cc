@@ -22,8 +22,8 @@ void DriverSegments::GiveUp(uint64_t bytes) {
   counts_.obtaining_bytes -= bytes;
 }
 
-absl::StatusOr<DeviceSegment> DriverSegments::Obtain(
-    const std::string& tenant, uint64_t bytes, const std::function<std::vector<UnleasedSegment>()>& take_idle) {
+absl::StatusOr<DeviceSegment> DriverSegments::Obtain(const std::string& tenant, uint64_t bytes,
+                                                     const std::function<std::vector<UnleasedSegment>()>& take_idle) {
   absl::StatusOr<DeviceSegment> obtained = ObtainFromDriver(tenant, bytes, take_idle);
   MutexLock lock(mu_);
   counts_.obtaining_bytes -= bytes;

@@ -34,7 +34,7 @@ class DriverSegments {
   // of the driver's. REQUIRES: StartObtaining() has counted the bytes, the caller has made room for them, and
   // `take_idle` passes its segments to StartFreeing().
   absl::StatusOr<DeviceSegment> Obtain(const std::string& tenant, uint64_t bytes,
-                                  const std::function<std::vector<UnleasedSegment>()>& take_idle)
+                                       const std::function<std::vector<UnleasedSegment>()>& take_idle)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Uncounts `bytes` of StartObtaining() that will not be obtained.
   void GiveUp(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
@@ -61,7 +61,7 @@ class DriverSegments {
 
  private:
   absl::StatusOr<DeviceSegment> ObtainFromDriver(const std::string& tenant, uint64_t bytes,
-                                            const std::function<std::vector<UnleasedSegment>()>& take_idle)
+                                                 const std::function<std::vector<UnleasedSegment>()>& take_idle)
       ABSL_LOCKS_EXCLUDED(mu_);
   // (driver) Returns whether the driver has taken the segment.
   bool FreeOne(const DeviceSegment& segment) ABSL_LOCKS_EXCLUDED(mu_);

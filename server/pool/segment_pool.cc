@@ -23,8 +23,8 @@
 
 namespace vrambroker {
 
-SegmentPool::SegmentPool(std::unique_ptr<SegmentOwner> device, uint64_t capacity_bytes, std::atomic<uint64_t>* next_segment,
-                         SegmentPoolOptions options)
+SegmentPool::SegmentPool(std::unique_ptr<SegmentOwner> device, uint64_t capacity_bytes,
+                         std::atomic<uint64_t>* next_segment, SegmentPoolOptions options)
     : device_(std::make_unique<MeteredDevice>(std::move(device))),
       capacity_bytes_(capacity_bytes),
       options_(std::move(options)),

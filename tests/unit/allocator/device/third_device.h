@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A third kind of device, beside host and CUDA, with properties that neither has together: handles are descriptors, the
-// driver keeps freed bytes, and does not tell holders. The contract suite shows that a kind needs no more than a Device.
+// driver keeps freed bytes, and does not tell holders. The contract suite shows that a kind needs no more than a
+// Device.
 #ifndef VRAMBROKER_TESTS_UNIT_ALLOCATOR_DEVICE_THIRD_DEVICE_H_
 #define VRAMBROKER_TESTS_UNIT_ALLOCATOR_DEVICE_THIRD_DEVICE_H_
 

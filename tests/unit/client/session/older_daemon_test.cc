@@ -36,7 +36,7 @@ class OlderDaemon final : public v1::Broker::Service {
   grpc::Status Session(grpc::ServerContext* /*context*/,
                        grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>* stream) override {
     v1::SessionRequest request;
-    while (stream->Read(&request)) {
+    while (stream->Read(&request) && !request.has_goodbye()) {
       if (!request.has_hello()) continue;
       v1::SessionResponse response;
       v1::Welcome& welcome = *response.mutable_welcome();

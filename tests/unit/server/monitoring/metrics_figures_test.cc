@@ -238,7 +238,7 @@ void FillDevices(BrokerView& view) {
 
   // Figures that sessions count themselves are ahead of the daemon's figures.
   DeviceView& second = view.devices[1];
-  second.properties = {.uuid = "FAKE-2", .name = "second"};
+  second.properties = {.kind = "host", .uuid = "FAKE-2", .name = "second"};
   second.pool.idle_bytes = 2713;
   second.pool.reserved_bytes = 2719;
   second.health = absl::InternalError("gone");
