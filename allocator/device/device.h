@@ -6,7 +6,7 @@
 // process opens handles exported by the daemon through a SegmentOpener. Implementations: `host` (host_device.h) and
 // `cuda` (cuda_device.h). Every implementation passes the contract suite, tests/unit/allocator/device/device_test.cc.
 //
-// Code outside of an implementation asks for a device's properties, never for its kind.
+// The daemon and the heaps of clients ask for a device's properties, never for its kind.
 #ifndef VRAMBROKER_ALLOCATOR_DEVICE_DEVICE_H_
 #define VRAMBROKER_ALLOCATOR_DEVICE_DEVICE_H_
 

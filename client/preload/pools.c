@@ -89,6 +89,19 @@ static int reading(struct pool* pool) {
   return may_read;
 }
 
+/* Removes the handle before the driver destroys the pool: a new pool may get the handle at once. */
+static struct pool* forget_pool(cu_pool handle) {
+  struct pool* pool = NULL;
+  lock(&places);
+  struct entry* const known = table_find(&pools, (uint64_t)(uintptr_t)handle);
+  if (known != NULL) {
+    pool = known->owner;
+    table_remove(&pools, known);
+  }
+  unlock(&places);
+  return pool;
+}
+
 /* Ends a read. The last reader of a doomed pool destroys it once empty. */
 static void has_read(struct pool* pool) {
   cu_pool handle = NULL;
@@ -100,7 +113,9 @@ static void has_read(struct pool* pool) {
     pool->is_doomed = 0;
   }
   unlock(&pool->reserve.lock);
-  if (handle != NULL) real_driver()->cuMemPoolDestroy(handle);
+  if (handle == NULL) return;
+  forget_pool(handle);
+  real_driver()->cuMemPoolDestroy(handle);
 }
 
 /* Keeps handlers from leaving by siglongjmp(): the thread destroying a pool waits for the pool's readers. */
@@ -434,19 +449,6 @@ static void destroyed(struct pool* pool) {
   leave(pool, 0, 0);
 }
 
-/* Removes the handle before the driver destroys the pool: a new pool may get the handle at once. */
-static struct pool* forget_pool(cu_pool handle) {
-  struct pool* pool = NULL;
-  lock(&places);
-  struct entry* const known = table_find(&pools, (uint64_t)(uintptr_t)handle);
-  if (known != NULL) {
-    pool = known->owner;
-    table_remove(&pools, known);
-  }
-  unlock(&places);
-  return pool;
-}
-
 /* Waits for the pool's readers: no thread may ask about a handle forgotten by the driver. */
 static void send_readers_away(struct pool* pool) {
   const struct calm calm = calm_begin();
@@ -474,9 +476,14 @@ static int replace_current(const struct pool* pool) {
 }
 
 /* Delays the destruction of a pool until empty; then returns 1. The driver keeps a destroyed pool's memory in use, or
- * freed on a stream lagging behind, and reports the memory no longer. */
+ * freed on a stream lagging behind, and reports the memory no longer. A doomed pool stays in the table: a thread may
+ * still allocate from the pool that was current. */
 static int doom(struct pool* pool) {
-  if (!pool->is_own || account_of_pool(pool) == NULL || !replace_current(pool)) return 0;
+  if (!pool->is_own || account_of_pool(pool) == NULL) return 0;
+  lock(&pool->reserve.lock);
+  const int is_empty = pool->reserve.known == 0;
+  unlock(&pool->reserve.lock);
+  if (is_empty || !replace_current(pool)) return 0;
   lock(&pool->reserve.lock);
   pool->is_doomed = pool->reserve.known != 0;
   const int is_doomed = pool->is_doomed;
@@ -525,11 +532,12 @@ int cuMemGetMemPool(cu_pool* pool, cu_location* location, int type) {
 
 int cuMemPoolDestroy(cu_pool handle) {
   REAL(cuMemPoolDestroy);
-  struct pool* const pool = forget_pool(handle);
+  struct pool* const pool = find_pool(handle);
   if (pool == NULL) return driver->cuMemPoolDestroy(handle);
   driver->cuMemPoolTrimTo(handle, 0); /* afterwards, reserved memory is memory in use */
   read_pool(pool);
   if (doom(pool)) return CU_OK;
+  forget_pool(handle);
   send_readers_away(pool);
   const int error = driver->cuMemPoolDestroy(handle);
   if (error == CU_OK) {

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -216,17 +215,22 @@ void SessionLimits::KeepGuarantee(const SessionPtr& session, const std::optional
 
 void SessionLimits::KeepGuaranteeNow(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done) {
   if (const std::optional<Limit> set = settings_.Get(session->id()).guarantee; set.has_value()) {
-    return GiveGuarantee(session, *set, /*takes_less=*/false, [=, this, set = *set](const absl::Status& given) {
+    return GiveGuarantee(session, *set, /*takes_less=*/false, [this, session, wished, done](const absl::Status& given) {
       if (given.ok() || absl::IsAborted(given)) return done(given);
+      settings_.Change(session->id(), [](SessionSettings& of) { of.guarantee = std::nullopt; });
+      LogClientEvent(spdlog::level::warn,
+                     SessionLine("guarantee left out: an operator had set it before the daemon was "
+                                 "started, and it cannot be given any more",
+                                 session->id(), session->name())
+                         .Add("why", given.message()));
+      // The session ran without the daemon, so it goes on with less than its client and the policy say, or with
+      // nothing.
       const bool is_allowed = wished.has_value() && CheckWish(*session, *wished).ok();
       const Limit less = LeftOf(*session, is_allowed ? *wished : session->terms().guarantee);
-      if (!IsLess(*session, less, set)) return done(given);
-      const Done given_less = [this, session, done, why = std::string(given.message())](const absl::Status& status) {
-        // After an error the session is opened again later: what the operator had set stays for that time.
-        if (status.ok()) LeaveOutGuarantee(*session, why);
-        done(status);
-      };
-      IsNothing(less) ? given_less(absl::OkStatus()) : GiveGuarantee(session, less, /*takes_less=*/true, given_less);
+      if (IsNothing(less)) return done(absl::OkStatus());
+      GiveGuarantee(session, less, /*takes_less=*/true, [done](const absl::Status& given_less) {
+        done(absl::IsAborted(given_less) ? given_less : absl::OkStatus());
+      });
     });
   }
   if (wished.has_value()) {
@@ -235,22 +239,6 @@ void SessionLimits::KeepGuaranteeNow(const SessionPtr& session, const std::optio
   const Limit guarantee = wished.has_value() ? *wished : LeftOf(*session, session->terms().guarantee);
   if (IsNothing(guarantee)) return done(absl::OkStatus());
   GiveGuarantee(session, guarantee, /*takes_less=*/!wished.has_value(), done);
-}
-
-void SessionLimits::LeaveOutGuarantee(const Session& session, const std::string& why) {
-  settings_.Change(session.id(), [](SessionSettings& of) { of.guarantee = std::nullopt; });
-  LogClientEvent(spdlog::level::warn,
-                 SessionLine("guarantee left out: an operator had set it before the daemon was started, and it cannot "
-                             "be given any more",
-                             session.id(), session.name())
-                     .Add("why", why));
-}
-
-bool SessionLimits::IsLess(const Session& session, const Limit& left, const Limit& right) const {
-  for (size_t device = 0; device < pools_.size(); ++device) {
-    if (session.BytesOn(device, left) < session.BytesOn(device, right)) return true;
-  }
-  return false;
 }
 
 absl::Status SessionLimits::CheckWish(const Session& session, const Limit& guarantee) const {

@@ -10,7 +10,6 @@
 #include <deque>
 #include <functional>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -52,7 +51,7 @@ class SessionLimits {
   // Gives a new session its requested guarantee, or (nullopt) all that the policy allows. PermissionDenied above the
   // policy's amount; further errors as SetGuarantee(). After an error, close the session. A guarantee set by an
   // operator before the restart takes precedence; if the guarantee no longer fits, the session is treated as if no
-  // operator had set one. A session whose smaller guarantee does not fit either keeps the operator's for its next try.
+  // operator had set it.
   void KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
   // InvalidArgument outside of [-kMaxPriority, kMaxPriority]. Only an operator's setting is saved.
   absl::Status SetPriority(const SessionPtr& session, int64_t priority, bool is_operators = false)
@@ -70,10 +69,6 @@ class SessionLimits {
   // Bodies of SetGuarantee() and KeepGuarantee(), run in turn.
   void SetGuaranteeNow(const SessionPtr& session, const Limit& guarantee, const Done& done);
   void KeepGuaranteeNow(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
-  // Drops the guarantee that an operator had set before the restart, and logs it.
-  void LeaveOutGuarantee(const Session& session, const std::string& why);
-  // Compares the guarantees: true if `left` is smaller on any device.
-  bool IsLess(const Session& session, const Limit& left, const Limit& right) const;
   // Checks the client's right, by the policy, to ask for the guarantee: InvalidArgument or PermissionDenied.
   absl::Status CheckWish(const Session& session, const Limit& guarantee) const;
   // SetGuarantee() without saving it for the next daemon. `takes_less`: falls back to the part reported by LeftOf().

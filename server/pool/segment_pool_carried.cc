@@ -134,7 +134,7 @@ absl::Status SegmentPool::DeclareCarriedOver(SessionId session, absl::Span<const
 // A declaration only the client can vouch for is charged like new memory, and no more than can be true: a declaration
 // takes nothing from other sessions.
 uint64_t SegmentPool::MostDeclared(const Account& account) const {
-  if (!properties().has_other_programs) return accounts_.ledger().AvailableBytes(account.state);
+  if (properties().tells_holders) return accounts_.ledger().AvailableBytes(account.state);
   return std::min(accounts_.ledger().LimitRoom(account.state),
                   SaturatingSub(driver_memory_.foreign(), carried_over_.declared_bytes()));
 }

@@ -121,6 +121,9 @@ class Chaos {
     if (counters_.wrong_blocks > 0) {
       return absl::DataLossError("a block, perhaps one that a child looked at, held other bytes");
     }
+    if (!unlucky_.empty() && counters_.kept_guarantees == 0) {
+      return absl::InternalError("no client has made a request within its guarantee");
+    }
     if (!empty.ok()) return empty;  // a client with a broken guarantee ends itself: no count to check
     if (looks_.count() > 0 && looks_.most_held() == 0) {
       return absl::InternalError("no look saw any memory: it does not know the names of the segments' files any more");

@@ -17,12 +17,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/vrambroker/client.h"
 #include "tests/support/marks.h"
 #include "tests/support/proxy.h"
+#include "tests/support/raw_client.h"
 #include "tests/support/util.h"
 
 namespace vrambroker::fault {
@@ -251,7 +253,34 @@ class SegmentWorker : public Worker {
   absl::Status GiveBack(Marked& marked) override { return client().ReturnSegment(marked.memory); }
 
  private:
+  // A session of one run of the daemon: the next run numbers sessions from 1 again.
+  struct SessionOfRun {
+    uint64_t restarts = 0;
+    uint64_t session = 0;
+    friend bool operator==(const SessionOfRun&, const SessionOfRun&) = default;
+  };
+  SessionOfRun CurrentRun() { return {.restarts = counters().restarts, .session = client().session_id()}; }
+
+  // Asks the daemon whether the session has its guarantee, until it has. After a restart, a session whose operator's
+  // guarantee does not fit goes on with less: see server/RESTARTS.md.
+  bool HasGuarantee(const SessionOfRun& run) {
+    if (counters().restarts_done != run.restarts) return false;
+    if (guaranteed_ == run) return true;
+    absl::StatusOr<testing_support::RawClient> admin = testing_support::RawClient::Connect(SocketDir());
+    const absl::StatusOr<v1::ListSessionsResponse> sessions = admin.ok() ? admin->ListSessions() : admin.status();
+    if (!sessions.ok()) return false;
+    const bool has = absl::c_any_of(sessions->sessions(), [&](const v1::Session& session) {
+      return session.id() == run.session && session.pid() == getpid() &&
+             absl::c_all_of(session.devices(),
+                            [](const auto& device) { return device.guarantee_bytes() >= kChaosGuarantee; });
+    });
+    if (has && run == CurrentRun()) guaranteed_ = run;
+    return guaranteed_ == run;
+  }
+
   void Lease(uint64_t bytes, int device) {
+    const SessionOfRun run = CurrentRun();
+    const bool is_guaranteed = role() == "guaranteed" && HasGuarantee(run);
     const uint64_t calls = client().calls();
     const int64_t began = Now();
     const absl::StatusOr<void*> memory = client().LeaseSegment(bytes, device);
@@ -264,6 +293,7 @@ class SegmentWorker : public Worker {
     }
     const bool waits = role() == "waiting" || role() == "urgent";
     if (role() == "guaranteed") {
+      if (!is_guaranteed || run != CurrentRun()) return;
       ++(memory.ok() ? counters().kept_guarantees : counters().broken_guarantees);
       if (!memory.ok()) Unexplained("a guarantee was broken", memory.status());
       return;
@@ -279,6 +309,8 @@ class SegmentWorker : public Worker {
       counters().reclaim_ns.Add(static_cast<uint64_t>(ended - began));
     }
   }
+
+  std::optional<SessionOfRun> guaranteed_;  // has its guarantee, as the daemon says
 };
 
 // ---- Clients with a cache, which are stopped, killed and cut off ----

@@ -64,7 +64,7 @@ class Gate {
   bool open_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// Device with the properties that a fake device has.
+// Kinds of devices that a FakeDevice plays, by their properties.
 enum class DeviceKind { kHost, kCuda };
 
 inline DeviceProperties PropertiesOf(DeviceKind kind, uint64_t total_bytes) {

@@ -30,7 +30,12 @@ class ThirdDevice : public Device {
                     .keeps_freed_bytes = true} {}
 
   const DeviceProperties& properties() const override { return properties_; }
-  absl::StatusOr<uint64_t> FreeBytes() override { return memory_->FreeBytes(); }
+  absl::StatusOr<uint64_t> FreeBytes() override {
+    MutexLock lock(mu_);
+    absl::StatusOr<uint64_t> free = memory_->FreeBytes();
+    for (const DeviceSegment& segment : freed_) *free += segment.bytes;
+    return free;
+  }
 
   absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) override {
     MutexLock lock(mu_);
