@@ -31,22 +31,25 @@ class ThirdDevice : public Device {
 
   const DeviceProperties& properties() const override { return properties_; }
   absl::StatusOr<uint64_t> FreeBytes() override {
-    MutexLock lock(mu_);
     absl::StatusOr<uint64_t> free = memory_->FreeBytes();
+    MutexLock lock(mu_);
     for (const DeviceSegment& segment : freed_) *free += segment.bytes;
     return free;
   }
 
   absl::StatusOr<DeviceSegment> AllocateSegment(uint64_t bytes) override {
-    MutexLock lock(mu_);
-    const auto same = std::find_if(freed_.begin(), freed_.end(), [&](const auto& s) { return s.bytes == bytes; });
-    if (same != freed_.end()) {
-      const DeviceSegment segment = *same;
-      freed_.erase(same);
-      return segment;
+    std::vector<DeviceSegment> unused;
+    {
+      MutexLock lock(mu_);
+      const auto same = std::find_if(freed_.begin(), freed_.end(), [&](const auto& s) { return s.bytes == bytes; });
+      if (same != freed_.end()) {
+        const DeviceSegment segment = *same;
+        freed_.erase(same);
+        return segment;
+      }
+      unused.swap(freed_);
     }
-    for (const DeviceSegment& segment : freed_) (void)memory_->FreeSegment(segment);
-    freed_.clear();
+    for (const DeviceSegment& segment : unused) (void)memory_->FreeSegment(segment);
     return memory_->AllocateSegment(bytes);
   }
   absl::Status FreeSegment(const DeviceSegment& segment) override {
