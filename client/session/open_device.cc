@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/session/open_device.h"
 
-#include <array>
 #include <utility>
 #include <vector>
 
@@ -12,14 +11,8 @@
 namespace vrambroker::client_internal {
 namespace {
 
-using Opened = absl::StatusOr<std::unique_ptr<SegmentOpener>>;
-
-Opened OpenHost(const DeviceInfo& info) {
-  return MakeHostDevice(info.ordinal, 0);
-}
-
 // Matches by UUID: ordinals in this process may differ from the daemon's.
-Opened OpenCuda(const DeviceInfo& info) {
+absl::StatusOr<std::unique_ptr<SegmentOpener>> OpenCuda(const DeviceInfo& info) {
   absl::StatusOr<std::vector<std::unique_ptr<Device>>> visible = MakeCudaDevices();
   if (!visible.ok()) return visible.status();
   for (std::unique_ptr<Device>& device : *visible) {
@@ -29,18 +22,11 @@ Opened OpenCuda(const DeviceInfo& info) {
                                                     ") is not visible to this process; see CUDA_VISIBLE_DEVICES"));
 }
 
-struct Kind {
-  const char* name;
-  Opened (*open)(const DeviceInfo& info);
-};
-constexpr std::array<Kind, 2> kKinds = {{{"host", OpenHost}, {"cuda", OpenCuda}}};
-
 }  // namespace
 
-Opened OpenDevice(const DeviceInfo& info) {
-  for (const Kind& kind : kKinds) {
-    if (info.kind == kind.name) return kind.open(info);
-  }
+absl::StatusOr<std::unique_ptr<SegmentOpener>> OpenDevice(const DeviceInfo& info) {
+  if (info.kind == "host") return MakeHostDevice(info.ordinal, 0);
+  if (info.kind == "cuda") return OpenCuda(info);
   return absl::FailedPreconditionError(absl::StrCat("device ", info.ordinal, " (", info.uuid,
                                                     ") is of a kind that this client library does not know (",
                                                     info.kind, "): update the library"));

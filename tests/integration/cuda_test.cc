@@ -203,7 +203,7 @@ TEST_F(CudaTest, AClientNamesTheGpusThatItSees) {
 }
 
 // VisibleDevices() starts CUDA only where a variable may hide GPUs: a program may fork before the program starts CUDA.
-// Nobody listens on the channel.
+// The channel leads nowhere, so a question to the daemon fails.
 TEST(VisibleDevicesTest, TheDaemonIsAskedWhereAVariableMayHideGpus) {
   const auto nowhere = grpc::CreateChannel("unix:/nowhere/vrambroker.sock", grpc::InsecureChannelCredentials());
   const auto asks = [&](const char* name, const char* value) {

@@ -98,7 +98,8 @@ export class Chart {
       cursor: {y: false, points: {show: false}},
       scales: {x: {range: () => timeRange(this.data.time_ms)}, y: {range: () => [0, HEADROOM * this.data.top]}},
       axes: [
-        {...axis, size: 30, gap: 9, space: 72, incrs: LABEL_STEPS, filter: withinScale, grid: {...grid, filter: withinScale},
+        {...axis, size: 30, gap: 9, space: 72, incrs: LABEL_STEPS, filter: withinScale,
+          grid: {...grid, filter: withinScale},
           values: (u, times, axisIndex, space, step) =>
             times.map((s) => (s === null ? null : timeLabel(new Date(1000 * s), step)))},
         // Powers of two, so that labels are round in the units of memory.

@@ -610,7 +610,7 @@ TEST(ConfigReloadTest, EveryFieldNeedsARestartOrNot) {
     EXPECT_EQ(FieldsThatNeedARestart(*running, *wanted),
               is_live ? std::vector<std::string>() : std::vector<std::string>{field});
   }
-  // The same value in another spelling is no change.
+  // A value in another spelling is no change.
   EXPECT_TRUE(FieldsThatNeedARestart(*running, *Read("device: 'auto' headroom: '1024MiB' host_devices: 1")).empty());
 }
 
