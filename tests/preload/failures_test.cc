@@ -153,6 +153,10 @@ TEST_F(PreloadFailures, AContextThatIsNotDestroyedKeepsItsMemory) {
   EXPECT_EQ(program.Ask("info"), Info(40, 64));
   EXPECT_EQ(program.Ask("reset"), "1");
   EXPECT_EQ(program.Ask("info"), Info(40, 64));
+  EXPECT_EQ(program.Ask("deep destroy_context"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(56, 64)) << "the context still has its memory";
+  EXPECT_EQ(program.Ask("deep reset"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
 TEST_F(PreloadFailures, AGraphThatIsNotMadeOrLaunchedTakesNothing) {

@@ -87,6 +87,14 @@ TEST_F(PreloadKinds, ArraysCountByTheirFormat) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
+TEST_F(PreloadKinds, EveryLevelOfAMipmappedArrayCounts) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("alloc mipmapped:2 8M"), "0") << "the second level has a quarter";
+  EXPECT_EQ(program.Ask("info"), Info(54, 64));
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
 // The mapping alone keeps the memory.
 TEST_F(PreloadKinds, MemoryThatIsMappedIntoASparseArrayCounts) {
   Program program = RunWithStream();
@@ -252,6 +260,48 @@ TEST_F(PreloadKinds, TheLastReleaseOfThePrimaryContextTakesItsMemoryAlong) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
+TEST_F(PreloadKinds, AReleaseOfThePrimaryContextThatIsNotTheLastLeavesItItsMemory) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("alloc plain 8M"), "0");
+  EXPECT_EQ(program.Ask("alloc array 8M"), "0");
+  EXPECT_EQ(program.Ask("device 0"), "0") << "retains the context once more";
+  EXPECT_EQ(program.Ask("leave"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(48, 64));
+  EXPECT_EQ(program.Ask("deep reset"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
+// The handle has no reference: the array's context alone keeps the memory.
+TEST_F(PreloadKinds, AContextTakesAlongWhatIsMappedIntoItsArrays) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("context"), "0");
+  EXPECT_EQ(program.Ask("alloc array_sparse 64M"), "0");
+  EXPECT_EQ(program.Ask("alloc handle 10M"), "0");
+  EXPECT_EQ(program.Ask("map_tile 0 1"), "0");
+  EXPECT_EQ(program.Ask("release 1"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(54, 64));
+  EXPECT_EQ(program.Ask("destroy_context"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
+TEST_F(PreloadKinds, PartsOfASparseArrayThatAreMappedAtOnceCountEach) {
+  Program program = RunWithStream();
+  EXPECT_EQ(program.Ask("alloc array_sparse 64M"), "0");
+  for (int handle = 1; handle <= 6; ++handle) EXPECT_EQ(program.Ask("alloc handle 4M"), "0");
+  const auto map = [&](const std::string& how, int first) {
+    EXPECT_EQ(program.Ask(absl::StrCat(how, " 0 ", first)), "0");
+    for (const int handle : {first, first + 1}) EXPECT_EQ(program.Ask(absl::StrCat("release ", handle)), "0");
+  };
+  map("map_two", 1);
+  EXPECT_EQ(program.Ask("info"), Info(40, 64));
+  map("map_two", 3);
+  EXPECT_EQ(program.Ask("info"), Info(48, 64)) << "the second two handles have taken the place of the first two";
+  map("map_again", 5);
+  EXPECT_EQ(program.Ask("info"), Info(56, 64)) << "the last handle has taken the place of its neighbour, too";
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
 TEST_F(PreloadKinds, APoolIsChargedForWhatItKeeps) {
   Program program = RunWithStream();
   EXPECT_EQ(program.Ask("pool"), "0");
@@ -382,6 +432,7 @@ TEST_F(PreloadKinds, AGraphThatTakesTooMuchKeepsOthersFromGettingMore) {
   EXPECT_EQ(program.Ask("alloc plain 50M"), "0");
   EXPECT_EQ(program.Ask("graph 20M"), "0");
   EXPECT_THAT(program.ErrorText(), HasSubstr("a graph that runs took "));
+  EXPECT_EQ(program.Ask("info"), Info(0, 64)) << "what is owed is not free";
   EXPECT_EQ(program.Ask("alloc plain 2M"), "2");
   EXPECT_EQ(program.Ask("trim_graphs"), "0");
   EXPECT_EQ(program.Ask("alloc plain 14M"), "0");

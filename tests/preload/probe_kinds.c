@@ -141,7 +141,10 @@ int allocate_thing(struct thing* thing, const char* kind, size_t bytes) {
     return driver.cuArray3DCreate_v2(&thing->array, &array3d);
   }
   if (strcmp(kind, "array3d") == 0) return driver.cuArray3DCreate_v2(&thing->array, &array3d);
-  if (strcmp(kind, "mipmapped") == 0) return driver.cuMipmappedArrayCreate(&thing->array, &array3d, 1);
+  if (strncmp(kind, "mipmapped", 9) == 0) { /* "mipmapped:LEVELS", or of one level */
+    const unsigned int levels = kind[9] == ':' ? (unsigned int)atoi(kind + 10) : 1;
+    return driver.cuMipmappedArrayCreate(&thing->array, &array3d, levels);
+  }
   if (strncmp(kind, "handle", 6) == 0) return create(thing);
   if (strcmp(kind, "mapped") == 0) return create_and_map(thing);
   if (strcmp(kind, "own_pool") == 0) return create_pool(thing);
@@ -155,7 +158,7 @@ int free_thing(const struct thing* thing) {
   const char* kind = thing->kind;
   if (strncmp(kind, "array", 5) == 0) return driver.cuArrayDestroy(thing->array);
   if (strstr(kind, "32") != NULL) return driver.cuMemFree((unsigned int)thing->address);
-  if (strcmp(kind, "mipmapped") == 0) return driver.cuMipmappedArrayDestroy(thing->array);
+  if (strncmp(kind, "mipmapped", 9) == 0) return driver.cuMipmappedArrayDestroy(thing->array);
   if (strncmp(kind, "handle", 6) == 0) return driver.cuMemRelease(thing->handle);
   if (strcmp(kind, "mapped") == 0) return driver.cuMemUnmap(thing->address, thing->bytes);
   if (strcmp(kind, "async") == 0 || strcmp(kind, "pool") == 0) {
@@ -327,6 +330,21 @@ static int map_tiles(unsigned int tiles, const struct thing* array, const struct
   return driver.cuMemMapArrayAsync(&tile, 1, stream);
 }
 
+/* "map_two ARRAY HANDLE": a tile each for a handle and the next one, by one call. "map_again": both into the first. */
+static int map_two(const struct thing* array, const struct thing* memory, int is_same) {
+  struct tile tiles[2];
+  memset(tiles, 0, sizeof tiles);
+  for (unsigned int i = 0; i < 2; i++) {
+    tiles[i].array = array->array;
+    tiles[i].offset[0] = is_same ? 0 : i;
+    tiles[i].extent[0] = tiles[i].extent[1] = tiles[i].extent[2] = 1;
+    tiles[i].operation = 1;
+    tiles[i].handle = memory[i].handle;
+    tiles[i].devices = 1;
+  }
+  return driver.cuMemMapArrayAsync(tiles, 2, stream);
+}
+
 static int import_handle(const struct thing* from) {
   int descriptor = -1;
   struct thing* thing = &things[count++];
@@ -379,6 +397,16 @@ static int use_device(int device) {
   return error != 0 ? error : driver.cuCtxSetCurrent(context);
 }
 
+static int other(const char* word, const char* first, const char* second);
+
+/* "deep WORD": runs WORD deeper on the stack, where local variables of the library have other addresses. */
+static int deep(const char* word) {
+  volatile char space[4096];
+  space[0] = 0;
+  const int result = other(word, "", "");
+  return result + space[0];
+}
+
 static int other(const char* word, const char* first, const char* second) {
   struct properties properties = on_device();
   void* context = NULL;
@@ -418,9 +446,12 @@ static int other(const char* word, const char* first, const char* second) {
   if (strcmp(word, "release") == 0) return driver.cuMemRelease(things[atoi(first)].handle);
   if (strcmp(word, "map_tile") == 0) return map_tiles(1, &things[atoi(first)], &things[atoi(second)]);
   if (strcmp(word, "map_tiles") == 0) return map_tiles(2, &things[atoi(first)], &things[atoi(second)]);
+  if (strcmp(word, "map_two") == 0) return map_two(&things[atoi(first)], &things[atoi(second)], 0);
+  if (strcmp(word, "map_again") == 0) return map_two(&things[atoi(first)], &things[atoi(second)], 1);
   if (strcmp(word, "unmap_tile") == 0) return map_tiles(1, &things[atoi(first)], NULL);
   if (strcmp(word, "import") == 0) return import_handle(&things[atoi(first)]);
   if (strcmp(word, "context") == 0) return driver.cuCtxCreate_v2(&other_context, 0, 0);
+  if (strcmp(word, "deep") == 0) return deep(first);
   if (strcmp(word, "destroy_context") == 0) {
     const int error = driver.cuCtxDestroy_v2(other_context);
     driver.cuDevicePrimaryCtxRetain(&context, 0);

@@ -120,6 +120,44 @@ TEST_F(PreloadProtocol, SlackGoesBackWhenItIsNotNeeded) {
   EXPECT_TRUE(WaitFor([&] { return daemon.charged() == 0; }));
 }
 
+TEST_F(PreloadProtocol, SlackOfEachDeviceGoesBack) {
+  PlayedDaemon daemon(std::vector<std::string>{kPackingUuid, kSecondPackingUuid}, 64 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+  EXPECT_EQ(program.Ask("device 1"), "0");
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  EXPECT_EQ(program.Ask("free 1"), "0");
+  EXPECT_LE(daemon.charged(1), 2 * kMiB) << "at once";
+  EXPECT_TRUE(WaitFor([&] { return daemon.charged(1) == 0; }));
+  EXPECT_EQ(daemon.charged(0), 2 * kMiB);
+}
+
+TEST_F(PreloadProtocol, WhatABusyDaemonDoesNotTakeBackIsGivenBackLater) {
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  daemon.SetBusy(VRAMBROKER_COUNT_UNCHARGE, 1);
+  EXPECT_EQ(program.Ask("free 0"), "0");
+  EXPECT_TRUE(WaitFor([&] { return daemon.charged() == 0; }));
+}
+
+// Others may wait for slack. The waiting thread has it back with its memory.
+TEST_F(PreloadProtocol, AProgramThatWaitsKeepsNoSlackAndThenSomeAgain) {
+  PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 4M"), "0");
+  EXPECT_EQ(program.Ask("alloc plain 4M"), "0");
+  EXPECT_EQ(program.Ask("free 1"), "0");
+  daemon.HoldBack(VRAMBROKER_COUNT_WAIT);
+  program.Tell("alloc plain 6M");
+  ASSERT_TRUE(WaitFor([&] { return daemon.Calls(VRAMBROKER_COUNT_WAIT) == 1; }));
+  EXPECT_EQ(daemon.charged(), 4 * kMiB);
+  daemon.SendHeldBack();
+  EXPECT_EQ(program.Hear(), "2");
+  EXPECT_EQ(program.Ask("pairs 1000 2M").substr(0, 2), "0 ");
+  EXPECT_LE(daemon.Calls(VRAMBROKER_COUNT_CHARGE), 100) << "the program keeps a unit";
+}
+
 TEST_F(PreloadProtocol, ADaemonThatIsBusyIsAskedAgain) {
   PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
   daemon.SetBusy(VRAMBROKER_COUNT_CHARGE, 3);

@@ -49,14 +49,14 @@ class BrokerWaitingTest : public BrokerTest {
 
   // Requests leases. The answer arrives in the returned object.
   std::shared_ptr<std::optional<Leases>> Ask(const SessionPtr& session, const std::vector<uint64_t>& sizes,
-                                             const RequestOptions& growth) {
+                                             const RequestOptions& growth, uint64_t device = 0) {
     auto answer = std::make_shared<std::optional<Leases>>();
     broker_->leases().LeaseSegments(
-        session, 0, sizes, [answer](Leases leases) { *answer = std::move(leases); }, growth);
+        session, device, sizes, [answer](Leases leases) { *answer = std::move(leases); }, growth);
     return answer;
   }
-  std::vector<Lease> Hold(const SessionPtr& session, const std::vector<uint64_t>& sizes) {
-    const auto answer = Ask(session, sizes, {});
+  std::vector<Lease> Hold(const SessionPtr& session, const std::vector<uint64_t>& sizes, uint64_t device = 0) {
+    const auto answer = Ask(session, sizes, {}, device);
     Settle();
     EXPECT_TRUE(answer->has_value() && (*answer)->ok());
     return (*answer)->value();
@@ -574,6 +574,22 @@ TEST_F(BrokerWaitingTest, WhoHasNoPlaceForItsRecordingHasOneTheNextTime) {
   EXPECT_EQ(recorded(), 17u);
 }
 
+// A session that ends long after a refusal ended of something else.
+TEST_F(BrokerWaitingTest, AnEndLongAfterARefusalDoesNotCountAsOneAfterIt) {
+  Hold(OpenLeasing("holder"), {kCapacity});
+  for (const std::chrono::seconds later : {std::chrono::seconds(50), std::chrono::seconds(70)}) {
+    const SessionPtr session = Open("refused");
+    broker_->allocations().Allocate(session, 0, 2_MiB, 0, [](const auto& block) { EXPECT_FALSE(block.ok()); }, {});
+    Settle();
+    now_ += later;
+    broker_->CloseGone(session);
+    Settle();
+    uint64_t counted = 0;
+    for (const auto& [tenant, counts] : broker_->refusals().GetByTenant()) counted += counts[0].ended_sessions;
+    EXPECT_EQ(counted, 1u) << later.count() << " s after its refusal";
+  }
+}
+
 // ---- Serving threads ----
 
 // A worker serves waiting requests. The thread that makes room may be the daemon's event loop, and would serve for as
@@ -618,6 +634,67 @@ TEST_F(BrokerWaitingTest, WhatAGuaranteeAllowsDoesNotComeAfterThoseWhoWait) {
   EXPECT_TRUE(again->has_value() && (*again)->ok()) << "at once: it is idle, and its own";
   Settle();
   EXPECT_FALSE(waiting->has_value());
+}
+
+// ---- Requests for the second device ----
+
+TEST_F(BrokerWaitingTest, AnEndedSessionWaitsForNoDevice) {
+  Hold(OpenLeasing("holder"), {kCapacity}, 1);
+  const SessionPtr session = OpenLeasing("waiting");
+  const auto answer = Ask(session, {2_MiB}, {.may_reclaim = true, .wait = std::chrono::hours(1)}, 1);
+  Settle();
+  ASSERT_EQ(broker_->waiting().GetWaiting(1).size(), 1u);
+  broker_->EndSession(session, "test");
+  Settle();
+  EXPECT_EQ(broker_->waiting().GetWaiting(1).size(), 0u);
+  ASSERT_TRUE(answer->has_value());
+  EXPECT_TRUE(absl::IsAborted((*answer)->status())) << (*answer)->status();
+}
+
+TEST_F(BrokerWaitingTest, APriorityMovesTheRequestsForEachDevice) {
+  const SessionPtr holder = OpenLeasing("holder");
+  const std::vector<Lease> held = Hold(holder, {2_MiB, kCapacity - 2_MiB}, 1);
+  const RequestOptions waits{.may_reclaim = true, .wait = std::chrono::hours(1)};
+  const auto first = Ask(OpenLeasing("first"), {2_MiB}, waits, 1);
+  const SessionPtr session = OpenLeasing("second");
+  const auto second = Ask(session, {2_MiB}, waits, 1);
+  Settle();
+  ASSERT_TRUE(broker_->limits().SetPriority(session, 1).ok());
+  ASSERT_TRUE(broker_->leases().ReturnSegments(holder, 1, {held[0].segment}).ok());
+  Settle();
+  EXPECT_FALSE(first->has_value());
+  EXPECT_TRUE(second->has_value() && (*second)->ok());
+}
+
+TEST_F(BrokerWaitingTest, AWaitForEachDeviceEndsInTime) {
+  Hold(OpenLeasing("holder"), {kCapacity}, 1);
+  const auto answer = Ask(OpenLeasing("waiting"), {2_MiB}, {.may_reclaim = true, .wait = std::chrono::seconds(5)}, 1);
+  Settle();
+  ASSERT_FALSE(answer->has_value());
+  EXPECT_TRUE(broker_->waiting().NextWake().has_value());
+  Pass(std::chrono::seconds(6));
+  ASSERT_TRUE(answer->has_value());
+  EXPECT_TRUE(absl::IsResourceExhausted((*answer)->status())) << (*answer)->status();
+}
+
+TEST_F(BrokerWaitingTest, AFreeServesTheRequestsForEachDevice) {
+  const SessionPtr remote = Open("remote");
+  std::vector<absl::StatusOr<Allocation>> answers;
+  const auto allocate = [&] {
+    broker_->allocations().Allocate(remote, 1, 16_MiB, 0,
+                                    [&](absl::StatusOr<Allocation> answer) { answers.push_back(std::move(answer)); },
+                                    {.may_reclaim = true, .wait = std::chrono::hours(1)});
+    Settle();
+  };
+  allocate();
+  ASSERT_EQ(answers.size(), 1u);
+  const Allocation block = answers[0].value();
+  Hold(OpenLeasing("holder"), {kCapacity - 16_MiB}, 1);
+  allocate();
+  ASSERT_EQ(answers.size(), 1u);
+  ASSERT_TRUE(broker_->allocations().Free(remote, {block.block}).ok());
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(answers[1].value().segment, block.segment);
 }
 
 // ---- Times ----

@@ -200,6 +200,9 @@ void FillDevices(BrokerView& view) {
                       {.age = seconds(11), .holding = {.bytes = 2129, .holders = {1}}},
                       {.age = seconds(7), .holding = {.bytes = 2131, .holders = {2, 3}}},
                       {.age = seconds(3), .holding = {.bytes = 2137}}};
+  first.carried_over = {{.session = SessionId{1}, .bytes = 3001, .segments = 1},  // in this session's figures
+                        {.session = kNoSession, .bytes = 3011, .segments = 2},
+                        {.session = kNoSession, .bytes = 3019}};
   first.idle_sizes.blocks = {2141, 2143, 2153, 2161, 2179, 2203, 2207, 2213};
   first.idle_sizes.bytes = {2221, 2237, 2239, 2243, 2251, 2267, 2269, 2273};
   first.idle_sizes.largest_bytes = 100049;
@@ -376,9 +379,11 @@ gauge device_free_block_bytes{gpu="0",size="2097152"} 3530
 gauge device_free_block_bytes{gpu="0",size="16777216"} 3550
 gauge device_free_block_bytes{gpu="0",size="134217728"} 3558
 gauge device_free_block_bytes{gpu="0",size="1073741824"} 3564
+gauge device_quarantined_bytes{gpu="0",reason="carried_over"} 3011
 gauge device_quarantined_bytes{gpu="0",reason="disconnected"} 100019
 gauge device_quarantined_bytes{gpu="0",reason="ended"} 1607
 gauge device_quarantined_bytes{gpu="0",reason="held_open"} 4260
+gauge device_quarantined_bytes{gpu="0",reason="others"} 3019
 gauge device_quarantined_bytes{gpu="0",reason="settling"} 4250
 gauge device_quarantined_bytes{gpu="1",reason="disconnected"} 1597
 gauge device_quarantine_age_seconds{gpu="0"} 11
