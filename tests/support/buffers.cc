@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "tests/support/test_device.h"
 #include "tests/support/util.h"
 
@@ -18,19 +19,25 @@ void Check(const absl::Status& status) {
   std::abort();
 }
 
-std::string Content(const Buffer& buffer, uint64_t bytes) {
-  std::string content(bytes, '?');
-  Check(buffer.Read(0, content.data(), bytes));
-  return content;
+// Calls `each` with the pieces of a copy's memory: a pointer, the piece's first byte in the buffer, and its bytes. Ends
+// with the first piece for which `each` returns false, and returns false then. Small pieces keep the copy in the cache.
+bool InPieces(uint64_t bytes, absl::FunctionRef<bool(char* piece, uint64_t start, uint64_t bytes)> each) {
+  std::string piece(std::min<uint64_t>(bytes, 256 << 10), '?');
+  for (uint64_t start = 0; start < bytes; start += piece.size()) {
+    if (!each(piece.data(), start, std::min<uint64_t>(piece.size(), bytes - start))) return false;
+  }
+  return true;
 }
 
 }  // namespace
 
 void Fill(Buffer& buffer, uint64_t bytes, uint64_t seed) {
   if (!OnCuda()) return Fill(buffer.data(), bytes, seed);
-  std::string content(bytes, '?');
-  Fill(content.data(), bytes, seed);
-  Check(buffer.Write(0, content.data(), bytes));
+  InPieces(bytes, [&](char* piece, uint64_t start, uint64_t size) {
+    Fill(piece, size, seed, start);
+    Check(buffer.Write(start, piece, size));
+    return true;
+  });
 }
 
 void Fill(Buffer& buffer, uint64_t seed) {
@@ -38,7 +45,11 @@ void Fill(Buffer& buffer, uint64_t seed) {
 }
 
 bool Holds(const Buffer& buffer, uint64_t bytes, uint64_t seed) {
-  return OnCuda() ? Holds(Content(buffer, bytes).data(), bytes, seed) : Holds(buffer.data(), bytes, seed);
+  if (!OnCuda()) return Holds(buffer.data(), bytes, seed);
+  return InPieces(bytes, [&](char* piece, uint64_t start, uint64_t size) {
+    Check(buffer.Read(start, piece, size));
+    return Holds(piece, size, seed, start);
+  });
 }
 
 bool Holds(const Buffer& buffer, uint64_t seed) {
@@ -46,23 +57,31 @@ bool Holds(const Buffer& buffer, uint64_t seed) {
 }
 
 bool IsZero(const Buffer& buffer) {
-  const std::string content = OnCuda() ? Content(buffer, buffer.size()) : "";
-  const char* const bytes = OnCuda() ? content.data() : static_cast<const char*>(buffer.data());
-  return std::all_of(bytes, bytes + buffer.size(), [](char c) { return c == 0; });
+  const auto is_zero = [](const char* bytes, uint64_t size) {
+    return std::all_of(bytes, bytes + size, [](char c) { return c == 0; });
+  };
+  if (!OnCuda()) return is_zero(static_cast<const char*>(buffer.data()), buffer.size());
+  return InPieces(buffer.size(), [&](char* piece, uint64_t start, uint64_t size) {
+    Check(buffer.Read(start, piece, size));
+    return is_zero(piece, size);
+  });
 }
 
 void Fill(Client& client, void* memory, uint64_t bytes, uint64_t seed) {
   if (!OnCuda()) return Fill(memory, bytes, seed);
-  std::string content(bytes, '?');
-  Fill(content.data(), bytes, seed);
-  Check(client.Write(memory, 0, content.data(), bytes));
+  InPieces(bytes, [&](char* piece, uint64_t start, uint64_t size) {
+    Fill(piece, size, seed, start);
+    Check(client.Write(memory, start, piece, size));
+    return true;
+  });
 }
 
 bool Holds(Client& client, const void* memory, uint64_t bytes, uint64_t seed) {
   if (!OnCuda()) return Holds(memory, bytes, seed);
-  std::string content(bytes, '?');
-  Check(client.Read(memory, 0, content.data(), bytes));
-  return Holds(content.data(), bytes, seed);
+  return InPieces(bytes, [&](char* piece, uint64_t start, uint64_t size) {
+    Check(client.Read(memory, start, piece, size));
+    return Holds(piece, size, seed, start);
+  });
 }
 
 }  // namespace vrambroker::testing_support

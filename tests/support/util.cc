@@ -60,18 +60,18 @@ bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout) {
   }
 }
 
-void Fill(void* memory, uint64_t bytes, uint64_t seed) {
+void Fill(void* memory, uint64_t bytes, uint64_t seed, uint64_t start) {
   char* to = static_cast<char*>(memory);
   for (uint64_t at = 0; at < bytes; at += sizeof(uint64_t)) {
-    const uint64_t word = Word(seed, at);
+    const uint64_t word = Word(seed, start + at);
     std::memcpy(to + at, &word, std::min<uint64_t>(sizeof word, bytes - at));
   }
 }
 
-bool Holds(const void* memory, uint64_t bytes, uint64_t seed) {
+bool Holds(const void* memory, uint64_t bytes, uint64_t seed, uint64_t start) {
   const char* from = static_cast<const char*>(memory);
   for (uint64_t at = 0; at < bytes; at += sizeof(uint64_t)) {
-    const uint64_t word = Word(seed, at);
+    const uint64_t word = Word(seed, start + at);
     if (std::memcmp(from + at, &word, std::min<uint64_t>(sizeof word, bytes - at)) != 0) return false;
   }
   return true;

@@ -35,9 +35,9 @@ inline const absl::Duration kPatience = absl::Seconds(180) * PatienceFactor();
 bool WaitFor(const std::function<bool()>& condition, absl::Duration timeout = kPatience);
 
 // Fill() writes a sequence of bytes that differs between seeds and between places; Holds() tells whether memory has the
-// sequence.
-void Fill(void* memory, uint64_t bytes, uint64_t seed);
-bool Holds(const void* memory, uint64_t bytes, uint64_t seed);
+// sequence. The memory begins `start` bytes after the start of the sequence, a multiple of 8.
+void Fill(void* memory, uint64_t bytes, uint64_t seed, uint64_t start = 0);
+bool Holds(const void* memory, uint64_t bytes, uint64_t seed, uint64_t start = 0);
 
 // Makes a fresh directory that every user may enter. The process removes the directory and its content at the process's
 // end.
