@@ -204,7 +204,7 @@ def report(case, vramctl, seed, index):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("vramctl")
-    parser.add_argument("--traces", type=int, default=1000)
+    parser.add_argument("--traces", type=int, default=500)
     parser.add_argument("--seed", default="1")
     parser.add_argument("--only", type=int)
     args = parser.parse_args()
