@@ -8,16 +8,19 @@ trap 'podman rm --all --force > /dev/null 2>&1 || true' EXIT
 
 say "The image"
 base_image debian:12-slim
-# Makes the base image, with a compiler cache that outlives the test. The build's options are those of the machine's own
-# build, so the cache has most of the objects.
+# Makes the base image, with a compiler cache that outlives the test. The cache has most of the objects from the machine's
+# own build, if options and locale are the same.
 cache=$(ccache --get-config cache_dir)
-podman build --quiet --pull=never --network=host -t docker.io/library/debian:12 - > /dev/null << 'END'
+{
+  cat << 'END'
 FROM docker.io/library/debian:12-slim
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ccache > /dev/null
 RUN echo 'set(VRAMBROKER_WERROR ON CACHE BOOL "")' > /options.cmake
 ENV CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_DIR=/ccache CCACHE_BASEDIR=/src CCACHE_NOHASHDIR=1
 ENV CMAKE_TOOLCHAIN_FILE=/options.cmake
 END
+  for name in LANG LC_ALL LC_CTYPE LC_MESSAGES; do [ -z "${!name-}" ] || echo "ENV $name=${!name}"; done
+} | podman build --quiet --pull=never --network=host -t docker.io/library/debian:12 - > /dev/null
 rm -rf "$work/source"
 git -C "$source_dir" ls-files -z | tar -C "$source_dir" --null --files-from=- -c | tar -x --one-top-level="$work/source"
 podman build --format docker --network=host -v "$cache:/ccache" -f "$work/source/deploy/Dockerfile" -t vrambroker "$work/source"
