@@ -209,7 +209,12 @@ class ManifestsTest(KubernetesTest):
         self.assertEqual(template["metadata"]["labels"][monitor["spec"]["jobLabel"]], scrape["job_name"], "the job's name in alerts and dashboards")
 
     def test_there_is_one_version(self):
-        version = re.search(r"project\(vrambroker VERSION ([\d.]+)", (SOURCE / "CMakeLists.txt").read_text(encoding="utf-8"))[1]
+        version = re.match(r"vrambroker \(([\d.]+)\) ", (SOURCE / "deploy/debian/changelog").read_text(encoding="utf-8"))[1]
+        for name, pattern in (("client/python/METADATA", r"^Version: (\S+)$"),
+                              ("client/python/vrambroker/__init__.py", r'^__version__ = "(\S+)"$'),
+                              ("deploy/README.md", r"build/vrambroker-([\d.]+)-linux-")):
+            named = re.search(pattern, (SOURCE / name).read_text(encoding="utf-8"), re.MULTILINE)[1]
+            self.assertEqual(named, version, name)
         chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
         self.assertEqual({chart["version"], chart["appVersion"]}, {version})
         images = {container["image"] for container in containers(self.base).values()}

@@ -21,6 +21,8 @@ id vrambroker
 packages=(vrambroker libvrambroker1 libvrambroker-dev python3-vrambroker vrambroker-slurm)
 for package in "${packages[@]}"; do
   [ -s /usr/share/doc/$package/copyright ] || fail "$package has no copyright file"
+  newest=$(zcat /usr/share/doc/$package/changelog.gz | head -n 1)
+  [[ $newest == "vrambroker ($(dpkg-query -W -f '${Version}' $package)) "* ]] || fail "$package: the changelog begins with '$newest'"
   case $(dpkg-query -W -f '${binary:Synopsis}' $package) in
     *CMake*) fail "$package has no description" ;;
   esac
