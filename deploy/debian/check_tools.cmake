@@ -1,4 +1,4 @@
-# Run by cpack. Without these it would make packages that depend on no library or have no man pages, and say nothing.
+# Runs in cpack. Without these tools cpack would silently make packages that depend on no library or have no man pages.
 foreach(tool dpkg-shlibdeps file help2man)
   find_program(found_${tool} ${tool})
   if(NOT found_${tool})

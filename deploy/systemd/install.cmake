@@ -1,4 +1,4 @@
-# Run by cmake --install. systemd reads all of these below /usr and /usr/local.
+# Runs in cmake --install. systemd reads units, users and folders below /usr and /usr/local.
 set(bin ${CMAKE_INSTALL_PREFIX}/bin)
 set(etc ${CMAKE_INSTALL_PREFIX}/etc)
 if(CMAKE_INSTALL_PREFIX MATCHES "^/usr(/local)?$")

@@ -1,4 +1,5 @@
-# Writes OUTPUT, a C++ file with the texts of the web page: OWN, in FOLDER, and the charts' (see CMakeLists.txt).
+# Writes OUTPUT, a C++ file with the texts of the web page: the files OWN of FOLDER, and the plotting library (see
+# CMakeLists.txt).
 set(type_html "text/html; charset=utf-8")
 set(type_css "text/css; charset=utf-8")
 set(type_js "text/javascript; charset=utf-8")
@@ -24,7 +25,7 @@ foreach(name ${OWN})
   file(READ ${FOLDER}/${name} text)
   embed(${name} "${text}")
 endforeach()
-# uPlot is a script that names a variable; the page imports a module.
+# Makes a module of uPlot: the script names a variable, but the page imports a module.
 file(READ ${FOLDER}/${CHARTS} text)
 string(APPEND text "\nexport default uPlot;\n")
 file(READ ${FOLDER}/${CHARTS_CSS} css)
