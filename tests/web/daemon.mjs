@@ -7,9 +7,9 @@ import path from 'node:path';
 import readline from 'node:readline';
 import {promisify} from 'node:util';
 
-export const PATIENCE_MS = 600_000;  // what takes longer hangs
+export const PATIENCE_MS = 600_000;  // a longer wait means a hang
 
-// Resolves to what `question` gives as soon as that is neither false nor null nor undefined.
+// Asks `question` until the answer is neither false nor null nor undefined. Resolves to the answer.
 export async function waitFor(what, question) {
   const deadline = Date.now() + PATIENCE_MS;
   for (;;) {
@@ -20,7 +20,7 @@ export async function waitFor(what, question) {
   }
 }
 
-// Lines of a process' output, one after the other.
+// Reads a process's output line by line.
 class Lines {
   constructor(stream) {
     this.iterator = readline.createInterface({input: stream})[Symbol.asyncIterator]();
@@ -32,13 +32,13 @@ class Lines {
   }
 }
 
-// tests/support/test_client.cc
+// A process of tests/support/test_client.cc.
 class Client {
   constructor(process) {
     this.process = process;
     this.lines = new Lines(process.stdout);
   }
-  // The words of the answer, "ok ..." or "error ...".
+  // Resolves to the answer's words: "ok ..." or "error ...".
   async ask(command) {
     this.process.stdin.write(`${command}\n`);
     return (await this.lines.next()).split(' ');
@@ -48,7 +48,7 @@ class Client {
     if (status !== 'ok') throw new Error(`${command}: ${Buffer.from(words[1] ?? '', 'hex')}`);
     return words;
   }
-  // Many commands at once; the answers' words.
+  // Sends many commands at once. Resolves to the words of each answer, without "ok".
   async callAll(commands) {
     this.process.stdin.write(commands.map((command) => `${command}\n`).join(''));
     const answers = [];
@@ -66,14 +66,14 @@ class Client {
 }
 
 export class Daemon {
-  // `build`: the folder of the build. Resolves when it serves.
+  // `build`: the build folder. Resolves when the daemon serves.
   static async start(build, flags, moreConfig = '') {
     const daemon = new Daemon();
     daemon.build = build;
     daemon.dir = mkdtempSync(path.join(tmpdir(), 'vrambroker-web.'));
     daemon.children = [];
     const config = path.join(daemon.dir, 'config.textproto');
-    // Figures that are compared seconds apart stay, and clients may be slow.
+    // A long idle_decay: tests compare figures that are seconds apart. Long timeouts: clients may be slow.
     writeFileSync(config,
       `idle_decay: "1h" client_timeout: "20s" reclaim_timeout: "20s" drain_timeout: "10m"\n${moreConfig}`);
     daemon.environment = {...process.env, VRAMBROKER_SOCKET_DIR: daemon.dir};
@@ -95,7 +95,7 @@ export class Daemon {
       throw new Error(`${error.message}; its log:\n${this.log}`);
     }
   }
-  // Dies, and is started again where it was.
+  // Kills the daemon, and starts a new daemon at the earlier address.
   async restart() {
     const ended = new Promise((resolve) => { this.process.on('exit', resolve); });
     this.process.kill('SIGKILL');
@@ -112,7 +112,7 @@ export class Daemon {
   client(name, limit = '-', ...options) {
     return this.clientAt(this.dir, name, limit, ...options);
   }
-  // Through the sockets in `socketDir`.
+  // Connects a client through the sockets in `socketDir`.
   async clientAt(socketDir, name, limit = '-', ...options) {
     const client = new Client(this.spawn('tests/integration/test_client', [socketDir]));
     await client.call(['connect', name, limit, ...options].join(' '));
@@ -135,13 +135,13 @@ export class Daemon {
   async json(page) {
     return (await this.get(page)).json();
   }
-  // Of /metrics: the value of the series with this text, "vrambroker_x{gpu=\"0\"}".
+  // Returns a series' value in /metrics, null without the series. Example of `series`: "vrambroker_x{gpu=\"0\"}".
   async metric(series) {
     const line = (await (await this.get('/metrics')).text()).split('\n').find((each) => each.startsWith(`${series} `));
     return line === undefined ? null : Number(line.slice(series.length + 1));
   }
 
-  // A program's lines, one after the other, and its input.
+  // Starts a program. Returns the process, with its input, and the lines of the output.
   program(program, args) {
     const child = this.spawn(program, args);
     return {process: child, lines: new Lines(child.stdout)};

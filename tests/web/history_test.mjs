@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the page remembers of sessions: from when it was opened on, within bounds; and how it lays the map out. No browser
-// and no daemon.
+// Tests the page's history of sessions, which begins when the page opens and has bounds, and the layout of the map.
+// Needs no browser and no daemon.
 // Usage: history_test.mjs   (run by run.sh, which puts server/http/web/history.js beside it)
 import assert from 'node:assert/strict';
 import {clock, day, moment} from './format.mjs';
@@ -11,10 +11,10 @@ import {groupsOf, layOut} from './map_layout.mjs';
 const MIB = 2 ** 20;
 const PERIOD_MS = 2000;
 const GAP_MS = 10_000;
-const MOST = 100_000;  // samples of all
+const MOST = 100_000;  // samples of all sessions together
 
 let now = Date.UTC(2030, 0, 1);
-let run = 'a';  // of the daemon
+let run = 'a';  // the daemon's run id
 const held = (bytes, ooms = 0) => ({allocated_bytes: bytes / 2, reserved_bytes: bytes, idle_bytes: 0, num_ooms: ooms, waiting: []});
 const sessions = (count, of = () => held(MIB), first = 1) =>
   Array.from({length: count}, (_, i) => ({id: first + i, devices: [of(first + i)]}));
@@ -26,14 +26,14 @@ const check = (history) => {
   const {time_ms: times} = history;
   for (const name of ['allocated_bytes', 'leased_bytes', 'reclaimable_bytes', 'refusals', 'waiting']) {
     assert.equal(history[name].length, times.length, name);
-    // Figures are all known, or none.
+    // A sample has all figures, or none.
     assert.ok(history[name].every((value, i) => (value === null) === (history.leased_bytes[i] === null)), name);
   }
   assert.ok(times.every((time, i) => i === 0 || time > times[i - 1]));
   return history;
 };
 
-// A day of a session whose history nobody looks at: bounded, from its first sample on, with its peak and its refusals.
+// A session's history of a day is bounded, begins with the first sample, and keeps the peak and the refusals.
 {
   const begin = now + PERIOD_MS;
   const day = 24 * 3600 * 1000 / PERIOD_MS;
@@ -49,13 +49,13 @@ const check = (history) => {
   assert.ok(times[0] - begin <= 24 * 3600 * 1000 / 100, `begins ${times[0] - begin} ms late`);
   assert.equal(Math.max(...history.leased_bytes), 900 * MIB);
   assert.deepEqual([history.refusals[0], history.refusals.at(-1)], [0, 3]);
-  // The newest are all there, and no two of the older ones are far apart.
+  // The history keeps all of the newest samples. No two neighbours among the older samples are far apart.
   assert.deepEqual(times.slice(-100), Array.from({length: 100}, (_, i) => now - PERIOD_MS * (99 - i)));
   const apart = Math.max(...times.slice(1).map((time, i) => time - times[i]));
   assert.ok(apart <= 24 * 3600 * 1000 / 50, `${apart} ms apart`);
 }
 
-// Where nobody looked for long there is a gap, also when it is long ago; many short ones leave what was between them.
+// A long time without samples is a gap, even long ago. The samples between many short gaps stay.
 {
   const before = now;
   look(sessions(1), 4 * 3600 * 1000);
@@ -69,7 +69,7 @@ const check = (history) => {
   assert.ok(old.every((bytes) => bytes !== null));
 }
 
-// Two hundred sessions, and thousands; sessions that come and go.
+// The bounds hold for two hundred sessions, for thousands, and for sessions that come and go.
 {
   for (let i = 0; i < 2000; ++i) look(sessions(200));
   assert.ok(remembered() <= MOST, `${remembered()} samples`);
@@ -80,7 +80,7 @@ const check = (history) => {
   assert.ok(remembered() <= MOST / 10, `${remembered()} samples`);
   assert.equal(historyOf(run, 10_000, 0).time_ms.length, 0);
   assert.ok(historyOf(run, 10_000 + 100 * 999, 0).time_ms.length > 0);
-  // Of one that has ended, for a while.
+  // The history of an ended session stays for a while.
   const ended = 10_000 + 100 * 999;
   for (let i = 0; i < 5 * 60 * 1000 / PERIOD_MS; ++i) look(sessions(1));
   assert.ok(historyOf(run, ended, 0).time_ms.length > 0);
@@ -88,13 +88,13 @@ const check = (history) => {
   assert.equal(historyOf(run, ended, 0).time_ms.length, 0);
 }
 
-// A clock that is set back begins anew.
+// A clock that is set back empties the history.
 {
   look(sessions(1), -3_600_000);
   assert.deepEqual(historyOf(run, 1, 0).time_ms, [now]);
 }
 
-// Ids begin anew with each run of the daemon: its sessions have histories of their own, and no refusals of others.
+// Ids begin anew with each run of the daemon. A new run's session shares no history with the earlier session of its id.
 {
   look(sessions(1, () => held(7 * MIB, 5)));
   run = 'b';
@@ -103,7 +103,7 @@ const check = (history) => {
   assert.deepEqual([historyOf('b', 1, 0).leased_bytes, historyOf('b', 1, 0).refusals], [[3 * MIB], [0]]);
   assert.equal(historyOf('a', 1, 0).leased_bytes.at(-1), 7 * MIB);
 }
-// Times as the page writes them: no 24:05 after midnight, and the day where it is not today.
+// The page writes 00:05 after midnight, not 24:05, and adds the day to times of other days.
 {
   const midnight = new Date(2030, 0, 1, 0, 5, 7);
   assert.equal(clock(midnight), '00:05:07');
@@ -111,7 +111,7 @@ const check = (history) => {
   const today = new Date();
   assert.equal(moment(today), clock(today));
 }
-// A large block among 60 sessions takes few lines, rows follow the order that is asked for, and nothing overlaps.
+// A large segment among 60 sessions takes few lines, groups follow the given order, and no groups overlap.
 {
   const ids = Array.from({length: 60}, (_, i) => i + 1);
   const map = {

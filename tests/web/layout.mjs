@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the page's layout has to be, as it is drawn.
+// Checks of the page's layout as the browser draws the page.
 import assert from 'node:assert/strict';
 import {waitFor} from './daemon.mjs';
 
-// No card is half empty: there is no large gap between what is in it, nor below.
+// Expects no large gap in any card, between contents or below the contents.
 export async function expectFullCards(page, where) {
   let found = null;
   try {
@@ -35,8 +35,8 @@ export async function expectFullCards(page, where) {
   }
 }
 
-// The card around `scroller` is as high as the window below the header, its contents scroll to their end, and headings
-// stay.
+// Expects that the card around `scroller` is as high as the window below the header, that the contents scroll to their
+// end, and that headings stay in place.
 export async function expectUsesTheWindow(page, scroller, where) {
   const seen = await page.tab.evaluate(async (selector) => {
     const inner = [...document.querySelectorAll(selector)].find((element) => element.checkVisibility());
@@ -72,7 +72,7 @@ export async function expectUsesTheWindow(page, scroller, where) {
   assert.ok(seen.canvas > 0.9, text);
 }
 
-// Has the page remember what it writes on canvases, where.
+// Makes the page record each text that the page writes on a canvas, with its place.
 export async function recordLabels(tab) {
   await tab.addInitScript(() => {
     const write = CanvasRenderingContext2D.prototype.fillText;
@@ -90,16 +90,16 @@ export function labelsOf(tab, parent) {
   return tab.evaluate((selector) => document.querySelector(`${selector} canvas`)?.labels ?? [], parent);
 }
 
-// The labels of the time axis are inside of the chart, and do not touch each other.
+// Expects that the time axis's labels are inside the chart and do not touch each other. Resolves to the labels.
 export async function expectWholeLabels(page, parent, where) {
   const times = await waitFor('labels', async () => {
-    const drawn = (await labelsOf(page.tab, parent)).filter(({text}) => !/^0$|B$/.test(text));  // those are sizes
+    const drawn = (await labelsOf(page.tab, parent)).filter(({text}) => !/^0$|B$/.test(text));  // not sizes
     return drawn.length > 1 ? drawn : null;
   });
   let before = null;
   for (const {text, left, right, width} of times) {
     assert.ok(left >= 0 && right <= width, `${where}: ${text} from ${left} to ${right} of ${width}`);
-    // The next picture begins at the left again.
+    // The chart's next drawing begins at the left again.
     if (before !== null && left > before.left) {
       assert.ok(left > before.right, `${where}: ${text} from ${left}, and ${before.text} to ${before.right}`);
     }
@@ -108,8 +108,9 @@ export async function expectWholeLabels(page, parent, where) {
   return times.map(({text}) => text);
 }
 
-// Each row of the table comes into view below the header when it is scrolled to, where it can be clicked. Nothing waits
-// for a frame: scrolling and elementFromPoint() lay the page out by themselves, and frames are slow on a busy machine.
+// Expects that scrolling brings each row of the table into view, where a click reaches the row's link. The function
+// waits for no frame: scrolling and elementFromPoint() lay the page out by themselves, and a busy machine's frames are
+// slow.
 export async function expectAllRowsReachable(page, where) {
   const hidden = await page.tab.evaluate(() => {
     const faults = [];

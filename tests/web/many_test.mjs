@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon's web page with one session and with many: the search, sorting, a session's own view, and the layout.
+// Tests the daemon's web page with one session and with many: search, sorting, a session's own view, and the layout.
 // Usage: many_test.mjs BUILD_DIR [--pictures DIR]   (run by run.sh)
 import assert from 'node:assert/strict';
 import {Daemon, waitFor} from './daemon.mjs';
@@ -13,20 +13,20 @@ const LAPTOP = {width: 1280, height: 720};
 const FULL_HD = {width: 1920, height: 1080};
 const WIDE = {width: 3840, height: 2160};
 const PHONE_390 = {width: 390, height: 844};
-const UNSEEN_GAP_MS = 75_000;  // as in app.js
+const UNSEEN_GAP_MS = 75_000;  // equals UNSEEN_GAP_MS in app.js
 const MANY = 200;
 const TRAINERS = MANY / 10;
 
 const namesOf = async (page) => (await page.rows()).map((row) => row.name);
 const up = (names) => [...names].sort((a, b) => a.localeCompare(b));
-// After that, the page shows answers to questions that it asked later than now.
+// Waits for two answers: the page has sent the second request after the call.
 async function refreshed(page) {
   for (let i = 0; i < 2; ++i) {
     const answer = await page.tab.waitForResponse((response) => response.url().endsWith('/api/v1/state'));
     await answer.finished();
   }
 }
-// How many sessions the map has.
+// Returns the number of groups in the map, one for each session.
 const groupsOf = async (page) => Number(await page.tab.locator('#map').getAttribute('data-groups'));
 
 async function start(daemon, count) {
@@ -61,7 +61,7 @@ async function layout(browser, daemon, count) {
         await page.picture('many');
       }
       await expectUsesTheWindow(page, '.scroll', where);
-      // What is out of view is said, without a scroll bar.
+      // A note names the visible rows, since scroll bars may be invisible.
       assert.match(await page.text('#sessions-more'), new RegExp(`^Rows \\d+ to ${MANY} of ${MANY}$`));
       await page.tab.locator('#sessions-box').evaluate((box) => box.scrollTo(0, 0));
       await waitFor('the first rows', async () => new RegExp(`^Rows 1 to \\d+ of ${MANY} ↓ scroll for more$`)
@@ -103,7 +103,7 @@ async function search(browser, daemon) {
   await page.picture('search');
   await expectAccessible(page, 'search');
 
-  // Each word is looked for; also in the process and the user.
+  // The search finds each word, also in the process and the user.
   await tab.locator('#search').fill('trainer 53');
   await waitFor('the session', async () => (await namesOf(page)).includes('trainer-53'));
   await tab.locator('#search').fill(details.split(' · ')[0]);
@@ -147,7 +147,7 @@ async function sorting(browser, daemon, clients) {
   await waitFor('the sessions', async () => (await page.rows()).length === MANY);
   assert.deepEqual(await namesOf(page), [...names].reverse());
 
-  // Rows move when what they are sorted by changes, and only then.
+  // Rows move only when the figure in the sorted column changes.
   await tab.getByRole('button', {name: 'Allocated', exact: true}).click();
   const wanted = async () => (await daemon.json('/api/v1/sessions')).sessions
     .sort((a, b) => b.devices[0].allocated_bytes - a.devices[0].allocated_bytes || a.id - b.id).map(({name}) => name);
@@ -169,7 +169,7 @@ const historyOf = (page, run, id) => page.tab.evaluate(async ([ofDaemon, session
   return {...of(ofDaemon, session, 0), all: remembered()};
 }, [run, id]);
 
-// A session's history is there when its view is opened: from when the page was opened on, also while nobody looked.
+// A session's view has a history that begins when the page opens, also for times when the page was hidden.
 async function history(browser, daemon) {
   const page = await Page.open(browser, daemon.url, {viewport: LAPTOP, prepare: recordLabels});
   const {tab} = page;
@@ -181,12 +181,12 @@ async function history(browser, daemon) {
   await waitFor('its view', async () => await tab.locator('#session-title').isVisible());
   assert.ok(Number(await tab.locator('.chart').getAttribute('data-samples')) >= 4);
 
-  // Nobody looks: the state is still asked for, and nothing else.
+  // A hidden page asks only for the state.
   const hide = (hidden) => tab.evaluate((value) => {
     Object.defineProperty(document, 'hidden', {configurable: true, get: () => value});
     document.dispatchEvent(new Event('visibilitychange'));
   }, hidden);
-  const looks = async () => {  // when it had an answer
+  const looks = async () => {  // times of the answers
     const {time_ms: times, unseen_ms: unseen} = await historyOf(page, run, id);
     return times.filter((_, i) => unseen[i] === null);
   };
@@ -196,7 +196,7 @@ async function history(browser, daemon) {
   };
   await hide(true);
   const before = await looks();
-  await next('the first sample that nobody sees');  // what was asked before has been answered
+  await next('the first sample that nobody sees');  // earlier requests now have their answers
   const asked = [];
   tab.on('request', (request) => asked.push(new URL(request.url()).pathname));
   await next('the second one, which may have been asked for already');
@@ -205,7 +205,7 @@ async function history(browser, daemon) {
   assert.deepEqual([...new Set(asked)], ['/api/v1/state']);
   await hide(false);
   await waitFor('one that is seen again', async () => (await looks()).length > hidden.length);
-  // It asks seldom while nobody looks, which leaves no gaps. A machine that is too busy even for that leaves longer ones.
+  // A hidden page asks seldom, and its pauses leave no gaps. A very busy machine may leave gaps above UNSEEN_GAP_MS.
   const again = (await looks())[hidden.length];
   const {time_ms: times, unseen_ms: unseen} = await historyOf(page, run, id);
   const gaps = unseen.filter((ms, i) => ms !== null && times[i] > before.at(-1) && times[i] < again);
@@ -213,7 +213,7 @@ async function history(browser, daemon) {
   await page.close();
 }
 
-// Whatever the range, the time axis has labels, and its labels are inside of the chart.
+// The time axis has labels inside the chart for each range of time.
 async function timeAxis(browser, daemon) {
   const page = await Page.open(browser, daemon.url, {viewport: LAPTOP, prepare: recordLabels});
   const faults = await page.tab.evaluate(async () => {
@@ -245,7 +245,7 @@ async function timeAxis(browser, daemon) {
   await page.close();
 }
 
-// After more than a day the page's own history is bounded, and the labels of its time axis say which day it is, and are whole.
+// After more than a day the page's own history is bounded. The labels of the time axis name the day, and none is cut.
 async function longHistory(browser, daemon) {
   for (const viewport of [LAPTOP, FULL_HD, PHONE]) {
     const where = `${viewport.width} wide, 30 hours`;
@@ -280,7 +280,7 @@ const cardsOf = (page) => page.tab.evaluate(() => [...document.querySelectorAll(
 
 async function session(browser, daemon, clients) {
   assert.equal((await clients['trainer-13'].ask(`alloc ${300 * MIB}`))[0], 'error');
-  const [index] = await clients['trainer-13'].call(`alloc ${30 * MIB}`);  // the refused request had emptied its cache
+  const [index] = await clients['trainer-13'].call(`alloc ${30 * MIB}`);  // the refused request has emptied the cache
   await clients['trainer-13'].call(`free ${index}`);
   assert.equal((await clients['job-14'].ask(`alloc ${300 * MIB}`))[0], 'error');
   const page = await Page.open(browser, daemon.url, {viewport: LAPTOP});
@@ -300,7 +300,7 @@ async function session(browser, daemon, clients) {
     assert.match(await page.text('#ooms li'), /but only .* of the limit is left/);
   };
   await expectIt();
-  // Clients report once a second, and at once when they are asked for a session alone.
+  // Clients report once a second, and at once when vramctl asks about a single session.
   await daemon.vramctl('summary', String(id));
   const said = (await daemon.vramctlJson('sessions')).sessions.find((each) => each.id === id).devices[0];
   const wanted = {
@@ -318,7 +318,7 @@ async function session(browser, daemon, clients) {
   const blocks = JSON.parse(await daemon.vramctl('snapshot', String(id), '-o', '-')).segments
     .reduce((sum, segment) => sum + segment.blocks.length, 0);
   await waitFor('its blocks', async () => Number(await tab.locator('#map').getAttribute('data-blocks')) === blocks);
-  // Its history says where it begins; its limit is in the chart.
+  // The note says when the history begins; the chart includes the limit.
   assert.match(await page.text('#timeline-note'), /since (\d\d:\d\d:\d\d|.+ \d\d:\d\d)(; |$)/);
   assert.ok(Number(await tab.locator('.chart').getAttribute('data-top')) >= said.limit_bytes);
   await waitFor('its history', async () => (await page.text('#timeline .u-legend')).includes(bytes(said.allocated_bytes)));
@@ -338,18 +338,18 @@ async function session(browser, daemon, clients) {
   await expectIt();
   await tab.locator('#all-sessions').click();
   await expectList();
-  // Who came by the keyboard is where he was.
+  // The focus returns to the session's link, for users of a keyboard.
   await waitFor('the focus', () => tab.evaluate(() => document.activeElement.textContent === 'trainer-13'));
   await tab.keyboard.press('Enter');
   await expectIt();
   await tab.keyboard.press('Escape');
   await expectList();
 
-  // By the map, which is in the table's order.
+  // A click in the map, which has the table's order, opens the session.
   await tab.getByRole('button', {name: 'Session', exact: true}).click();
   const [first] = await namesOf(page);
   await waitFor('the order', async () => (await tab.locator('#map').getAttribute('data-order')).startsWith(`${first}\n`));
-  await refreshed(page);  // it is drawn
+  await refreshed(page);  // the map is drawn
   await tab.evaluate(() => scrollTo(0, 0));
   const box = await tab.locator('#map').boundingBox();
   await tab.mouse.click(box.x + 150, box.y + 12);
@@ -357,7 +357,7 @@ async function session(browser, daemon, clients) {
   await clients[first].goodbye();
   await tab.waitForSelector('#session-gone:visible');
   assert.equal(await page.text('#session-state'), 'ended');
-  // What it was, and nothing that is empty.
+  // An ended session's view has no empty cards.
   await waitFor('full cards', async () => (await cardsOf(page)).join() === 'session-title,timeline-title');
   await expectFullCards(page, 'ended');
   for (const colorScheme of ['light', 'dark']) {
@@ -369,7 +369,7 @@ async function session(browser, daemon, clients) {
   await tab.locator('#all-sessions').click();
   await tab.waitForSelector('#map-panel:visible');
   await tab.waitForSelector('#ooms-panel:visible');
-  // One with a refusal goes on showing that.
+  // An ended session with a refusal keeps the refusal's card.
   await tab.locator('#search').fill('trainer-13');
   await tab.getByRole('link', {name: 'trainer-13', exact: true}).click();
   await waitFor('its name', async () => (await page.text('#session-title')) === 'trainer-13');
@@ -386,8 +386,8 @@ async function session(browser, daemon, clients) {
   await other.close();
 }
 
-// A program with scopes, whose figures are known: in each of ten segments of 20 MiB two or three of five blocks in
-// forward/layer3 are left, and pin the others' holes. Then it is refused.
+// Starts a client with scopes and known figures. Each of ten segments of 20 MiB keeps two or three of five blocks in
+// forward/layer3, which pin the holes between them. Then two requests are refused.
 const HOSTILE = '<img/src=x/onerror=alert(1)>';
 async function startWithScopes(daemon) {
   const client = await daemon.client('layers', String(250 * MIB));
@@ -410,7 +410,7 @@ const tableOf = (page, selector) => page.tab.evaluate((table) =>
   [...document.querySelectorAll(`${table} tr`)].map((row) => [...row.cells].map((cell) => cell.textContent).slice(0, 5)),
 selector);
 
-// A session's view says what each scope has, as vramctl does, and a refusal which scopes had the memory.
+// A session's view shows the memory of each scope, like vramctl. A refusal shows each scope's memory at the refusal.
 async function scopes(browser, daemon) {
   const client = await startWithScopes(daemon);
   const page = await Page.open(browser, daemon.url, {viewport: LAPTOP});
@@ -434,7 +434,7 @@ async function scopes(browser, daemon) {
     assert.equal(line?.trim().replaceAll(/ {2,}/g, '|'), [now, peak, count, pins, scope].join('|'));
   }
 
-  // The refusal: in which scope, which have the memory, and whose blocks pin holes.
+  // The refusal names the request's scope, the scopes with the memory, and the scopes whose blocks pin holes.
   await waitFor('the refusals', async () => await tab.locator('#ooms table').count() === 2);
   assert.deepEqual(await tableOf(page, '#ooms li:last-child table'), [HEADINGS, ...SCOPES]);
   assert.deepEqual(await tab.locator('#ooms th:has(small)').allInnerTexts(), ['weights the request’s']);
@@ -456,7 +456,7 @@ async function scopes(browser, daemon) {
   await page.close();
 }
 
-// The last label of the time axis is at the end of the axis, and the first one near its begin.
+// The samples end at a full minute, so the last label lies at the end of the time axis.
 async function labels(browser, daemon) {
   for (const viewport of [LAPTOP, FULL_HD, PHONE]) {
     const page = await Page.open(browser, daemon.url, {viewport, prepare: async (tab) => {
@@ -475,7 +475,7 @@ async function labels(browser, daemon) {
   }
 }
 
-// What this test adds to an answer of the daemon.
+// Edits the daemon's answers at `path` before the page gets the answers.
 async function change(tab, path, edit) {
   await tab.route(`**/api/v1/${path}`, async (route) => {
     const response = await route.fetch();
@@ -485,7 +485,7 @@ async function change(tab, path, edit) {
   });
 }
 
-// Whose a session is and what runs in it, and a GPU's sensors: shown where they are known, and nothing where they are not.
+// The page shows a session's user and command, and a GPU's sensors; unknown values have no text.
 async function facts(browser, daemon) {
   const page = await Page.open(browser, daemon.url, {viewport: LAPTOP, prepare: (tab) => change(tab, 'state', (json) => {
     Object.assign(json.devices[0], {use_percent: 0, temperature_celsius: 61.4, power_watts: null});
@@ -516,7 +516,7 @@ async function facts(browser, daemon) {
   await page.close();
 }
 
-// The daemon's history of a session, where it has one; a limit that is far above is said to be.
+// The page prefers the daemon's history of a session to its own. A note gives a limit that is far above the chart.
 async function keptHistory(browser, daemon) {
   const begin = Date.UTC(2030, 0, 1);
   const page = await Page.open(browser, daemon.url, {viewport: LAPTOP, prepare: async (tab) => {
@@ -535,7 +535,7 @@ async function keptHistory(browser, daemon) {
   await page.close();
 }
 
-// One colour for one meaning, in bar, map and legend; sessions that differ differ in it; the map is in the table's order.
+// A meaning has the same colour in bar, map and legend. Sessions differ in colour. The map has the table's order.
 async function colours(browser, daemon) {
   const page = await Page.open(browser, daemon.url, {viewport: LAPTOP});
   const {tab} = page;
@@ -571,8 +571,8 @@ async function colours(browser, daemon) {
   await page.close();
 }
 
-// Without a mouse: all that can be used has the focus in turn, and shows it; what a word means is said at the focus, and at
-// a tap. Escape puts it away.
+// The page works without a mouse. Each control gets the focus in turn, and shows the focus. The focus or a tap shows a
+// word's explanation; Escape hides the explanation.
 async function keyboard(browser, daemon) {
   const page = await Page.open(browser, daemon.url, {viewport: LAPTOP});
   const {tab} = page;
@@ -607,7 +607,7 @@ async function keyboard(browser, daemon) {
   await waitFor('the rows', async () => (await phone.rows()).length === 5);
   await phone.tab.getByRole('button', {name: 'fragmented', exact: true}).tap();
   assert.match(await phone.text('#explanation'), /^Free blocks in segments/);
-  // A card has all that is not zero, in view.
+  // A phone's card shows all figures that are not zero, and cuts none.
   const cut = await phone.tab.evaluate(() => [...document.querySelectorAll('#sessions :is(th, td)')]
     .filter((cell) => cell.checkVisibility() && cell.getBoundingClientRect().right > innerWidth).length);
   assert.equal(cut, 0);
@@ -620,7 +620,7 @@ async function keyboard(browser, daemon) {
   await phone.close();
 }
 
-// One thing has one name: "idle" was two things.
+// Each kind of memory has a name of its own: "idle" once named two kinds.
 async function words(browser, daemon) {
   const page = await Page.open(browser, daemon.url);
   const said = () => page.tab.evaluate(() => [document.body.innerText,
@@ -631,7 +631,7 @@ async function words(browser, daemon) {
     assert.ok((await said()).includes(word), `${word} is missing`);
   }
   assert.doesNotMatch(await said(), /\bidle\b/i);
-  // Free is what nobody has reserved: no part of what sessions hold.
+  // "free" is unreserved memory, and names no part of a session's memory.
   const legend = await page.tab.locator('.legend li').allInnerTexts();
   assert.ok(legend.includes('fragmented') && legend.includes('reclaimable'), legend.join());
   for (const text of [...legend, await page.text('#timeline-note'), await page.tab.locator('#map-summary').textContent()])
@@ -642,7 +642,7 @@ async function words(browser, daemon) {
   await page.close();
 }
 
-// Several devices: a card for each, whole at each size, and one of them chosen for the map, the table and the chart.
+// Each of several devices has a card, never cut. The map, the table and the chart show the chosen device.
 async function severalDevices(browser, daemon, count) {
   for (const viewport of [LAPTOP, PHONE_390, WIDE]) {
     const where = `${count} devices, ${viewport.width} x ${viewport.height}`;

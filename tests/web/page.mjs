@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page in Chromium, for its tests: one in which nothing may go wrong, and what it shows.
+// The page in Chromium, for tests. `Page` records all faults, and reads the page's figures and rows.
 import assert from 'node:assert/strict';
 import {mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, statSync} from 'node:fs';
 import {tmpdir} from 'node:os';
@@ -15,7 +15,7 @@ mkdirSync(pictures, {recursive: true});
 export const DESKTOP = {width: 1280, height: 860};
 export const PHONE = {width: 360, height: 740};
 
-// A browser says so itself when a question is refused: that there is no history of a session.
+// The browser itself logs an error for a refused request, here for a session's history that the daemon does not have.
 const isRefusedHistory = (message) => /\/timeline\?.*session=/.test(message.location().url);
 const axe = readFileSync('node_modules/axe-core/axe.min.js', 'utf8');
 
@@ -43,14 +43,14 @@ export class Page {
     return page;
   }
   async close() {
-    await this.tab.unrouteAll({behavior: 'ignoreErrors'});  // answers that are still on their way
+    await this.tab.unrouteAll({behavior: 'ignoreErrors'});  // drops answers that are still on their way
     assert.deepEqual(this.faults, []);
     await this.context.close();
   }
   text(selector) {
     return this.tab.locator(selector).innerText();
   }
-  // Its last sample is of what the daemon says now.
+  // Waits until the timeline's last sample equals the daemon's figures of now.
   async showsNowInTimeline(daemon) {
     const {devices: [device]} = await daemon.json('/api/v1/state');
     const said = `now ${bytes(device.inactive_split_bytes)} fragmented, ${bytes(device.reclaimable_bytes)} reclaimable; `;
@@ -61,7 +61,7 @@ export class Page {
     await this.tab.screenshot({path: file, animations: 'disabled'});
     assert.ok(statSync(file).size < 200_000, `${file} has ${statSync(file).size} bytes`);
   }
-  // What the device's figures and the table say.
+  // Reads the devices' figures; rows() reads the table.
   figures() {
     return this.tab.evaluate(() => Object.fromEntries([...document.querySelectorAll('#devices dd')]
       .map((dd) => [dd.dataset.figure, dd.textContent])));
@@ -77,7 +77,7 @@ export class Page {
   }
 }
 
-// What axe knows of, and text that can be read, also where axe cannot tell: WCAG's contrast of 4.5 to 1.
+// Expects no violation of axe's rules, and WCAG's contrast of 4.5 to 1 for all text, also where axe cannot tell.
 export async function expectAccessible(page, name) {
   if (!await page.tab.evaluate(() => 'axe' in window)) await page.tab.evaluate(axe);
   const faults = await page.tab.evaluate(async () => {
@@ -109,7 +109,7 @@ export async function expectAccessible(page, name) {
   assert.deepEqual(faults, [], name);
 }
 
-// Runs `test`, which gets a browser and a function for its steps.
+// Runs `test` with a browser and a function that runs and times each step of the test.
 export async function withBrowser(test) {
   const profile = mkdtempSync(path.join(tmpdir(), 'vrambroker-chromium.'));
   const browser = await chromium.launch({

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon's web page in Chromium, on a real daemon with real clients: what it shows is what vramctl says, nothing
-// goes wrong in it, and pictures of it are kept.
+// Tests the daemon's web page in Chromium, on a real daemon with real clients. The page shows vramctl's figures and has
+// no faults. The test keeps pictures of the page.
 // Usage: page_test.mjs BUILD_DIR [--pictures DIR]   (run by run.sh)
 import assert from 'node:assert/strict';
 import {Daemon, waitFor} from './daemon.mjs';
@@ -14,7 +14,7 @@ const MIB = 2 ** 20;
 
 const shareOf = (fragmented, held) => (held === 0 ? 0 : fragmented / held);
 
-// What the page has to show for what vramctl says.
+// Returns the rows that the page must show for vramctl's sessions.
 function expectedRows(sessions) {
   return sessions.map((session) => {
     const device = session.devices[0];
@@ -31,12 +31,12 @@ function expectedRows(sessions) {
   }).sort((a, b) => a.name.localeCompare(b.name));
 }
 
-// Clients report once a second, and at once when they are asked for a session alone.
+// Clients report once a second, and at once when vramctl asks about a single session.
 async function allReport(daemon) {
   for (const {id} of (await daemon.vramctlJson('sessions')).sessions) await daemon.vramctl('summary', String(id));
 }
 
-// What vramctl says, as far as the page shows it.
+// Returns vramctl's figures of the device, the sessions and the number of blocks.
 async function vramctlFigures(daemon) {
   await allReport(daemon);
   const {devices: [device]} = await daemon.vramctlJson('status');
@@ -52,10 +52,10 @@ async function vramctlFigures(daemon) {
 const FIGURES = ['free', 'capacity', 'reserved', 'allocated', 'fragmented', 'reclaimable', 'cached', 'fragmented_share'];
 const nonZero = (sizes) => Object.fromEntries(Object.entries(sizes).filter(([, size]) => size > 0)
   .map(([name, size]) => [name, bytes(size)]));
-// Keys in one order, to compare.
+// Sorts the keys, so that two objects compare as text.
 const inOrder = (figures) => Object.fromEntries(FIGURES.filter((name) => name in figures).map((name) => [name, figures[name]]));
 
-// Nothing changes: the page comes to show what vramctl says, to the last digit.
+// Waits until the page shows vramctl's figures, to the last digit. No figure may change during the wait.
 async function expectPageIsVramctl(page, daemon) {
   let [seen, wanted, said] = [];
   try {
@@ -90,7 +90,7 @@ async function expectPageIsVramctl(page, daemon) {
   return said;
 }
 
-// The API's JSON is vramctl's, key for key; it may have more keys.
+// Expects each of vramctl's keys and values in the API's JSON, which may have more keys.
 function expectContains(actual, expected, where) {
   if (where.endsWith('.idle_ms')) return;  // grows from question to question
   if (typeof expected !== 'object' || expected === null) {
@@ -112,10 +112,10 @@ async function idle(browser, daemon) {
   await page.close();
 }
 
-// Programs that hold memory of many sizes, with holes.
+// Starts clients that hold memory of many sizes, with holes.
 async function work(daemon) {
   const clients = {};
-  // Sizes that repeat themselves from run to run.
+  // The seed is fixed: each run allocates equal sizes.
   let seed = 20261;
   const random = (n) => {
     seed = (seed + 0x6D2B79F5) | 0;
@@ -139,7 +139,7 @@ async function work(daemon) {
 async function busy(browser, daemon) {
   const page = await Page.open(browser, daemon.url);
   const clients = await work(daemon);
-  const remote = await daemon.client('remote', String(256 * MIB), 'remote');  // its blocks are the daemon's to tell
+  const remote = await daemon.client('remote', String(256 * MIB), 'remote');  // the daemon tells this client's blocks
   await remote.callAll(['alloc 1000', 'alloc 3000000', 'alloc 18874368']);
   const {device, sessions} = await expectPageIsVramctl(page, daemon);
 
@@ -149,7 +149,7 @@ async function busy(browser, daemon) {
   expectContains((await daemon.json('/api/v1/sessions')).sessions, sessions, 'sessions');
   for (const session of sessions) {
     const file = JSON.parse(await daemon.vramctl('snapshot', session.name, '-o', '-'));
-    file.device_traces = file.device_traces.map(() => []);  // what was recorded is not for everyone who can connect
+    file.device_traces = file.device_traces.map(() => []);  // recordings are not for everyone who can connect
     assert.deepEqual(await daemon.json(`/snapshot.json?session=${encodeURIComponent(session.name)}`), file);
   }
   assert.equal(await daemon.metric('vrambroker_device_reserved_bytes{gpu="0"}'), device.reserved_bytes);
@@ -178,7 +178,7 @@ async function busy(browser, daemon) {
   return {clients};
 }
 
-// Sorting, showing one session alone, keys, the theme.
+// Sorts the table, opens a single session, moves in the map by keys and mouse, and changes the theme.
 async function expectUsable(page) {
   const {tab} = page;
   await tab.getByRole('button', {name: 'Session', exact: true}).click();
@@ -213,13 +213,13 @@ async function expectUsable(page) {
   const ground = () => tab.evaluate(() => getComputedStyle(document.body).backgroundColor);
   const light = await ground();
   await tab.locator('#theme').click();
-  assert.equal(await ground(), light);  // auto -> light, which it was
+  assert.equal(await ground(), light);  // auto -> light: auto was light, too
   await tab.locator('#theme').click();
   assert.notEqual(await ground(), light);
   await tab.locator('#theme').click();
 }
 
-// A client that does not answer costs the page less than a second, and the others nothing.
+// A silent client's segments have no blocks in the map. All other clients' segments keep their blocks.
 async function silent(browser, daemon, {clients}) {
   const page = await Page.open(browser, daemon.url);
   const {process} = clients.notebook;
@@ -238,7 +238,7 @@ async function silent(browser, daemon, {clients}) {
   await page.close();
 }
 
-// A daemon that does not answer is said to, and what is shown is said to be old.
+// The page says that the daemon does not answer, and from when the figures are.
 async function lost(browser, daemon) {
   const page = await Page.open(browser, daemon.url);
   daemon.process.kill('SIGSTOP');
@@ -249,13 +249,13 @@ async function lost(browser, daemon) {
   daemon.process.kill('SIGCONT');
   await page.tab.waitForSelector('#status[data-state=serving]');
   await page.tab.waitForSelector('#alert', {state: 'hidden'});
-  await page.context.close();  // without judgement: the browser itself says that requests failed
+  await page.context.close();  // Page.close() would fail: the browser itself logs the failed requests
 }
 
 async function refused(browser, daemon, {clients}) {
   const page = await Page.open(browser, daemon.url);
   const batch = await daemon.client('batch', '-', 'wait_ms=600000');
-  batch.ask(`alloc ${7000 * MIB}`).catch(() => {});  // never comes
+  batch.ask(`alloc ${7000 * MIB}`).catch(() => {});  // the answer never comes
   await waitFor('the one that waits', async () => (await page.rows()).some((row) => row.name === 'batch' &&
     /^6\.8[0-9] GiB for [0-9.]+ s \(place 1\)$/.test(row.cells[5])));
   assert.equal((await page.figures()).waiting, '1');
@@ -283,7 +283,7 @@ async function refused(browser, daemon, {clients}) {
   await page.close();
 }
 
-// deploy/demo/fragmentation.cc, step by step: four ways to look at it, one truth.
+// Runs deploy/demo/fragmentation.cc step by step: page, vramctl, /metrics and /snapshot.json agree at each step.
 async function fragmentation(browser, daemon) {
   const page = await Page.open(browser, daemon.url);
   const {process, lines} = daemon.program('deploy/vrambroker-fragmentation', ['--pause']);
@@ -301,11 +301,11 @@ async function fragmentation(browser, daemon) {
     const here = session.devices[0];
     assert.deepEqual([bytes(here.reserved_bytes), bytes(here.allocated_bytes), percent(here.fragmentation_ratio)], said,
       step);
-    // vramctl summary: its table has these sizes.
+    // The table of vramctl summary shows the session's sizes.
     const summary = await daemon.vramctl('summary', session.name);
     const row = (title) => summary.split('\n').find((each) => each.includes(title)).replaceAll(/\s+/g, ' ');
     for (const [title, value] of [['GPU reserved memory', here.reserved_bytes], ['Allocated memory', here.allocated_bytes]]) {
-      const [, number, unit] = /\| *(\d+) (\w+) \|/.exec(row(title));  // cut, not rounded
+      const [, number, unit] = /\| *(\d+) (\w+) \|/.exec(row(title));  // vramctl cuts the number, and does not round
       assert.equal(Number(number), Math.floor(value / 1024 ** ['B', 'KiB', 'MiB', 'GiB'].indexOf(unit)), row(title));
     }
     // /metrics
@@ -332,7 +332,7 @@ async function fragmentation(browser, daemon) {
   await page.close();
 }
 
-// Session names cannot be hostile (the daemon refuses them), but a page must not rely on that.
+// The daemon refuses hostile session names, but the page must not rely on the daemon's refusal.
 async function hostile(browser, daemon) {
   const names = ['<img src=x onerror=alert(1)>', '"><script>alert(2)</script>', "'; alert(3); '", '\u202egpj.exe',
     '&lt;b&gt;', `long${'x'.repeat(300)}`];
@@ -365,7 +365,7 @@ async function hostile(browser, daemon) {
     });
   }});
   await page.tab.waitForSelector('#ooms li');
-  await waitFor('the rows', async () => (await page.rows()).length >= 6);  // one is the claim
+  await waitFor('the rows', async () => (await page.rows()).length >= 6);  // five sessions and the claim's row
   const rows = await page.rows();
   assert.deepEqual(new Set(rows.map((row) => row.name)), new Set(names.slice(0, rows.length - 1)));
   assert.match(await page.text('#ooms li:first-child'), /<img src=x onerror=alert\(1\)>/);
@@ -378,7 +378,7 @@ async function hostile(browser, daemon) {
   assert.equal(await page.tab.evaluate(() => document.querySelectorAll('img, script:not([src])').length), 0);
   const wide = () => page.tab.evaluate(() => document.documentElement.scrollWidth);
   assert.ok(await wide() <= DESKTOP.width, `${await wide()} pixels wide`);
-  // Opened alone, by what is in the address: a number, or nothing.
+  // A session's view opens by the number in the address. Text that is no number opens no view.
   await page.tab.keyboard.press('Enter');
   await waitFor('its view', async () => (await page.text('#session-title')) === first);
   await page.tab.locator('#all-sessions').click();
@@ -393,7 +393,7 @@ async function hostile(browser, daemon) {
   await page.close();
 }
 
-// Sessions of a claim come after it; they can be hidden, and the address keeps that.
+// A claim's sessions follow the claim's row. The row's button hides the sessions, and the address keeps the choice.
 async function claims(browser, daemon) {
   await daemon.vramctl('claim', 'create', 'team-a', '--limit=600MiB', '--guarantee=300MiB');
   await daemon.vramctl('claim', 'create', 'unused');
@@ -412,7 +412,7 @@ async function claims(browser, daemon) {
   assert.deepEqual([row.reserved, row.limit, row.cells[4]], ['240.00 MiB', 'of 600.00 MiB', '300.00 MiB']);
   assert.equal(await page.text('#sessions-note'), '3 sessions · 2 claims');
 
-  assert.equal((await trainer.ask(`alloc ${500 * MIB}`))[0], 'error');  // the device has it, the claim does not
+  assert.equal((await trainer.ask(`alloc ${500 * MIB}`))[0], 'error');  // the device has enough, the claim does not
   await waitFor('the refusal', async () => (await page.tab.locator('#ooms li').innerText())
     .includes('on device 0 in claim team-a'));
   await waitFor('its count', async () => (await page.rows())[0].cells[6] === '1');
@@ -438,8 +438,8 @@ async function claims(browser, daemon) {
   await page.close();
 }
 
-// Numbers begin anew with each run of the daemon: what the page knows of one is not of the next. And a claim's row is of
-// one device.
+// Session ids begin anew with each run of the daemon: the page must not mix the figures of two runs. A claim's row
+// shows the chosen device.
 async function restarted(browser, daemon) {
   await daemon.vramctl('claim', 'create', 'team', '--limit=600MiB');
   const early = await daemon.clientAt(`${daemon.dir}/claims/team`, 'early', '-', 'remote');
@@ -467,7 +467,7 @@ async function restarted(browser, daemon) {
   for (const path of ['sessions', 'ooms', 'map?device=0', 'timeline?device=0', `timeline?session=id:${id}`]) {
     assert.equal((await daemon.json(`/api/v1/${path}`)).run_id, now, path);
   }
-  // The session with its number is another one.
+  // The session that now has the early session's id is a different session.
   await page.tab.waitForSelector('#session-gone:visible');
   assert.equal(await page.text('#session-title'), 'early');
   await page.tab.reload();
@@ -476,9 +476,9 @@ async function restarted(browser, daemon) {
   await page.tab.goBack();
   await waitFor('the refusals of now', async () => (await page.text('#ooms')).includes('late'));
   assert.ok(!(await page.text('#ooms')).includes('early'));
-  await page.context.close();  // without judgement: the browser itself says that requests failed
+  await page.context.close();  // Page.close() would fail: the browser itself logs the failed requests
 
-  // A page that stays where it is asks anew, though there are as many refusals as before.
+  // An open page asks anew after a restart, though the number of refusals is unchanged.
   const other = await Page.open(browser, daemon.url);
   await waitFor('the refusal', async () => (await other.text('#ooms')).includes('late'));
   late.process.kill('SIGKILL');
@@ -490,7 +490,7 @@ async function restarted(browser, daemon) {
   await other.context.close();
 }
 
-// Milliseconds of each of 40 draws of the map, and between one frame and the next.
+// Returns the milliseconds of each of 40 draws of the map, and the milliseconds between frames.
 function measureMap(page) {
   return page.tab.evaluate(async () => {
     const map = document.getElementById('map');
@@ -498,7 +498,7 @@ function measureMap(page) {
     const frames = [];
     let before = null;
     for (let i = 0; i < 40; ++i) {
-      map.closest('.map-frame').dispatchEvent(new Event('scroll'));  // draws in the next frame
+      map.closest('.map-frame').dispatchEvent(new Event('scroll'));  // the map draws in the next frame
       const now = await new Promise((resolve) => requestAnimationFrame(() => resolve(performance.now())));
       draws.push(Number(map.dataset.drawMs));
       if (before !== null) frames.push(now - before);
@@ -508,7 +508,7 @@ function measureMap(page) {
   });
 }
 
-// 10,000 blocks with holes between them.
+// The map draws 10,000 blocks with holes, in a time that grows about linearly with the number of blocks.
 async function large(browser, daemon) {
   const client = await daemon.client('large');
   const hold = async (from, to) => {
@@ -520,7 +520,7 @@ async function large(browser, daemon) {
   await hold(0, 2500);
   const {blocks: fewer} = await expectPageIsVramctl(page, daemon);
   const quarter = await measureMap(page);
-  await hold(2500, 10500);  // some of them fill holes
+  await hold(2500, 10500);  // some new blocks fill holes
   const {blocks} = await expectPageIsVramctl(page, daemon);
   assert.ok(blocks >= 10000, `${blocks} blocks`);
   const whole = await measureMap(page);
@@ -529,8 +529,8 @@ async function large(browser, daemon) {
   const answer = await (await daemon.get('/api/v1/map')).text();
   console.log(`  ${blocks} blocks: drawn in ${median(whole.draws)} ms, a frame every ${median(whole.frames).toFixed(1)} ms; ` +
     `/api/map ${(answer.length / 1024).toFixed(0)} KiB in ${(performance.now() - started).toFixed(0)} ms`);
-  // A slow machine is no fault; work that grows with the square of the blocks is: 16 times as much. The fastest of many draws is
-  // the one that nothing else delayed.
+  // A slow machine is no fault. A time that grows with the square of the number of blocks is a fault: 16 times as much.
+  // The fastest of many draws had the least delay from other work.
   const [few, many] = [Math.max(2, Math.min(...quarter.draws)), Math.min(...whole.draws)];
   assert.ok(many < 10 * few, `${blocks} blocks drawn in ${many} ms, ${fewer} in ${few} ms`);
   await page.showsNowInTimeline(daemon);
@@ -539,8 +539,7 @@ async function large(browser, daemon) {
   await client.goodbye();
 }
 
-// All of the page, uncompressed.
-// A daemon that stops says so, and never that what programs hold is free.
+// The page shows that the daemon stops, and never shows a session's memory as free.
 async function stopping(browser, daemon) {
   const client = await daemon.client('trainer');
   await client.call(`alloc ${64 * MIB}`);
@@ -550,7 +549,7 @@ async function stopping(browser, daemon) {
   assert.equal(await page.text('#status'), 'draining');
   assert.match(await page.text('#alert'), /waits for the sessions to end/);
   await waitFor('its session', async () => (await page.rows()).map(({name}) => name).join() === 'trainer');
-  await page.tab.route('**/api/v1/state', async (route) => {  // as it is for half a second
+  await page.tab.route('**/api/v1/state', async (route) => {  // the state of the daemon's last half second
     const response = await route.fetch();
     await route.fulfill({response, json: {...await response.json(), state: 'stopping', sessions: []}});
   });
@@ -560,6 +559,7 @@ async function stopping(browser, daemon) {
   await page.close();
 }
 
+// The page's files, uncompressed, have less than 300 KiB together.
 async function size(daemon) {
   const files = ['/', '/style.css', '/icon.svg', '/charts.js', '/charts.css', ...['app', 'chart', 'claims', 'devices', 'dom', 'figures',
     'format', 'history', 'map', 'map_draw', 'map_layout', 'more', 'ooms', 'palette', 'route', 'scopes', 'search', 'session_view',
@@ -581,7 +581,7 @@ try {
     await step('refused', () => refused(browser, daemon, holders));
     await step('hostile names', () => hostile(browser, daemon));
     await step('silent daemon', () => lost(browser, daemon));
-    // Each on a daemon of its own, so that nothing else is in the pictures.
+    // Each of these tests has a new daemon, so the pictures show only the test's sessions.
     for (const [name, run, config] of [['restarted', restarted, 'host_devices: 2'], ['claims', claims], ['large', large], ['fragmentation', fragmentation], ['stopping', stopping]]) {
       daemon.stop();
       daemon = await Daemon.start(build, ['--capacity=8GiB'], config);
