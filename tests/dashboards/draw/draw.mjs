@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// node draw.mjs JOBS: draws dashboards in headless Chromium and prints what was drawn as JSON. JOBS is a JSON file:
-// {prometheus: HOST:PORT, chromium: PATH, jobs: [{dashboard: FILE, picture: FILE, from, to, step (seconds), chosen: {variable: value}, caption}]}.
-// The only network is loopback: one page, and the API of Prometheus.
+// node draw.mjs JOBS: draws dashboards in headless Chromium, and prints a report of each drawing as JSON. JOBS is a
+// JSON file: {prometheus: HOST:PORT, chromium: PATH,
+//        jobs: [{dashboard: FILE, picture: FILE, from, to, step (seconds), chosen: {variable: value}, caption}]}.
+// The only network is loopback: a page, and the API of Prometheus.
 import { build } from 'esbuild';
 import fs from 'node:fs';
 import http from 'node:http';
@@ -48,7 +49,8 @@ const server = http.createServer(async (request, response) => {
 await new Promise((done) => server.listen(0, '127.0.0.1', done));
 
 const profile = fs.mkdtempSync(path.join(os.tmpdir(), 'vrambroker-chromium-'));
-// No call here has a time limit, since a slow machine takes longer. The caller ends what hangs; stderr says how far it was.
+// No call has a time limit, since a slow machine takes longer. The caller ends a script that hangs; stderr names the
+// last step.
 const browser = await chromium.launchPersistentContext(profile, {
   executablePath, headless: true, timeout: 0, viewport: { width: 1600, height: 1000 },
   args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
@@ -60,7 +62,7 @@ for (const each of jobs) {
   const height = Math.max(...dashboard.panels.map(({ gridPos }) => (gridPos.y + gridPos.h) * ROW)) + 64;
   job = { ...each, dashboard, height, row: ROW };
   const page = await browser.newPage();
-  await page.setViewportSize({ width: 1600, height });  // tables draw what is in sight
+  await page.setViewportSize({ width: 1600, height });  // tables draw only visible rows
   const said = [];
   page.on('console', (message) => { if (['error', 'warning'].includes(message.type())) said.push(`${message.text()} ${message.location().url}`); });
   page.on('pageerror', (error) => said.push(String(error.stack)));
@@ -68,7 +70,7 @@ for (const each of jobs) {
     page.on('pageerror', reject);
     page.on('crash', () => reject(new Error('the page crashed')));
   });
-  failed.catch(() => {});  // after the report, what `said` has is enough
+  failed.catch(() => {});  // errors after the report are in `said`
   console.error(`${each.picture}: loading`);
   await page.goto(`http://127.0.0.1:${server.address().port}/`);
   console.error(`${each.picture}: drawing`);

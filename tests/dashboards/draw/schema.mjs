@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// node schema.mjs DASHBOARD...: checks dashboards against JSON schemas that are made of the types of Grafana's SDK, which Grafana
-// generates from its own schemas. Prints what is wrong; exits 1 when anything is.
+// node schema.mjs DASHBOARD...: checks dashboards against JSON schemas, made from the types of Grafana's SDK. Grafana
+// generates the types from its own schemas. Prints all faults; exits 1 when a dashboard has a fault.
 import Ajv from 'ajv';
 import fs from 'node:fs';
 import path from 'node:path';
@@ -11,7 +11,7 @@ import { createGenerator } from 'ts-json-schema-generator';
 const sdk = path.join(path.dirname(fileURLToPath(import.meta.url)), 'node_modules/@grafana/grafana-foundation-sdk/dist');
 const ajv = new Ajv.default({ allErrors: true, strict: false });
 
-// Properties that the types do not know are errors: most often they are misspelt.
+// Properties that the types do not know are errors: most unknown properties are misspelt.
 const compiled = new Map();
 function schema(module, type) {
   const name = `${module}.${type}`;
@@ -36,12 +36,12 @@ function check(where, module, type, value) {
 for (const file of process.argv.slice(2)) {
   const dashboard = JSON.parse(fs.readFileSync(file));
   const name = path.basename(file);
-  // The types of a dashboard leave queries and options open: each is checked by the type of its own plugin.
+  // A dashboard's types leave queries and options open. The types of a panel's plugin check its options and queries.
   const open = structuredClone(dashboard);
   for (const panel of open.panels) {
     if (panel.targets) panel.targets = [];
   }
-  // Older than the types, and still how Grafana itself saves it: an annotation's query beside its other fields.
+  // Grafana still saves an annotation's query beside the annotation's other fields, as before the types.
   for (const annotation of open.annotations.list) {
     for (const field of ['expr', 'titleFormat', 'step']) delete annotation[field];
   }
