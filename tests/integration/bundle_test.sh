@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The bundle is made, unpacked in an empty folder, and works from there: with an empty environment, with no library of
-# this machine but the C library's, and in a root directory that has nothing else.
+# Makes a bundle, unpacks the bundle in an empty folder, and runs its programs: with an empty environment, with no
+# library of this machine except the C library, and in a root directory with hardly any other files.
 # Usage: bundle_test.sh BUILD_DIR [PYTHON]
 set -euo pipefail
 build_dir=$1 python=${2:-}
@@ -45,7 +45,7 @@ grep -qF "$(sed -n 's/^version: //p' "$bundle/MANIFEST") ($(sed -n 's/^revision:
   || fail "MANIFEST names another version"
 clean "$bundle/bin/vrambrokerd" --config="$bundle/share/vrambroker/vrambroker.textproto" --check_config
 
-# outside PID: libraries of the process that are neither the bundle's nor the C library's.
+# outside PID: prints the process's libraries that belong neither to the bundle nor to the C library.
 outside() {
   awk '$6 ~ /[.]so/ { sub(/^([^ ]+ +){5}/, ""); print }' "/proc/$1/maps" | sort -u | grep -vF "$bundle/lib/" \
     | grep -vE '/(ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv)[.]so[.][0-9]+$' || true
@@ -86,7 +86,7 @@ say "Beside other libraries of the names that its own had"
 mkdir "$work/others"
 for library in "$bundle"/lib/vrb*; do
   name=lib${library##*/vrb}
-  cc -shared -nostdlib -x c /dev/null -Wl,-soname,"$name" -o "$work/others/$name"  # has nothing that anybody needs
+  cc -shared -nostdlib -x c /dev/null -Wl,-soname,"$name" -o "$work/others/$name"  # an empty library
 done
 [ "$(find "$work/others" -type f | wc -l)" -gt 50 ] || fail "these are not all libraries that Debian's gRPC needs"
 LD_PRELOAD=$(echo "$work"/others/*) "$build_dir/server/vrambrokerd" --version 2> "$work/why" && fail "other libraries do not harm a build"
@@ -193,7 +193,7 @@ with vrambroker.Client(name="bundle", limit=0.25) as client:
     print(buffer.read(27).decode())
     if sys.argv[1] + "/lib/libvrambroker-core.so" not in open("/proc/self/maps").read():
         sys.exit("another library than the bundle has been loaded")' "$bundle"
-  # A C++ library that is loaded before or after the bundle's, with its symbols in the process or not.
+  # Loads a C++ library before or after the bundle's library, with local or global symbols.
   for libraries in "" "$work/old"; do
     for order in before after; do
       for mode in RTLD_LOCAL RTLD_GLOBAL; do
@@ -211,7 +211,7 @@ numbers()' "$work/libnumbers.so" $order $mode "$libraries" || fail "$order, $mod
       done
     done
   done
-  # PyTorch catches what the bundle has thrown for it. The stand-ins for its libraries have a libstdc++ of their own.
+  # PyTorch catches the bundle's exceptions. The stand-ins for PyTorch's libraries have a libstdc++ of their own.
   for preload in "" "$old"; do
     clean VRAMBROKERD="$bundle/bin/vrambrokerd" VRAMCTL="$bundle/bin/vramctl" VRAMBROKER_TEST_LIBRARY="$bundle/lib/libvrambroker.so.1" \
       VRAMBROKER_PYTHON_DIR="$bundle/python" VRAMBROKER_STANDINS="$build_dir/tests/python" VRAMBROKER_TEST_PRELOAD="$preload" \
@@ -237,7 +237,7 @@ for tool in bash sh env cat date dirname awk grep head mktemp rm sed seq setsid 
 done
 ln -s ../usr/bin/bash "$root/bin/bash"
 ln -s ../usr/bin/sh "$root/bin/sh"
-for library in libm libdl librt libpthread libresolv; do  # of the C library, and used by no tool
+for library in libm libdl librt libpthread libresolv; do  # parts of the C library that no tool uses
   for path in /lib/x86_64-linux-gnu/$library.so.?; do
     mkdir -p "$root$(dirname "$path")"
     cp -L "$path" "$root$path"

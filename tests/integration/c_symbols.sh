@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The C library exports what its header declares, and nothing else, and needs nothing but the C library.
+# libvrambroker exports exactly the functions that its header declares, and needs only the system's C library.
 # Usage: c_symbols.sh HEADER LIBVRAMBROKER CORE [sanitized]
 set -euo pipefail
 header=$1 library=$2 core=$3 sanitized=${4:-}

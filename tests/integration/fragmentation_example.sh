@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The fragmentation example runs through a real daemon and says what the README says of it.
+# Runs the fragmentation example on a real daemon, and checks the printed figures.
 # Usage: fragmentation_example.sh VRAMBROKERD EXAMPLE
 set -euo pipefail
 daemon=$1 example=$2
@@ -9,10 +9,10 @@ work=$(mktemp -d)
 trap 'kill -TERM "$daemon_pid" 2>/dev/null && wait "$daemon_pid" || true; rm -rf "$work"' EXIT
 export VRAMBROKER_SOCKET_DIR=$work/sockets
 
-# The memory is never written, so it takes no more than this number.
+# The capacity costs no memory, since the example never writes its blocks.
 "$daemon" --device=host --socket_dir="$VRAMBROKER_SOCKET_DIR" --capacity=4GiB --http_address=off 2> "$work/log" &
 daemon_pid=$!
-# 00010000: somebody listens.
+# 00010000: a process listens.
 for _ in $(seq 600); do
   grep -q " 00010000 .* $VRAMBROKER_SOCKET_DIR/vrambroker.sock\$" /proc/net/unix && break
   sleep 0.1

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What quickstart.sh says while it builds, and how it ends: the real CMake and ninja build a project of 40 short steps. The programs
-# that it then runs are this build's.
+# Tests quickstart.sh's messages during a build, and its exit codes. The real CMake and ninja build a project of 40
+# short steps. Afterwards quickstart.sh runs the programs of BUILD_DIR.
 # Usage: quickstart_build_test.sh SOURCE_DIR BUILD_DIR
 set -euo pipefail
 source_dir=$1 build_dir=$(realpath "$2")
@@ -34,7 +34,7 @@ foreach(step RANGE 1 40)
 endforeach()
 add_custom_target(programs DEPENDS ${last})
 END
-# Each step, and two of them once quickstart.sh has said how far the build is.
+# Makes the script of a step. Steps 3 and 30 wait until quickstart.sh has shown the progress.
 cat > "$work/tree/step.sh" <<'END'
 #!/bin/sh
 tree=$(dirname "$0")
@@ -48,7 +48,7 @@ touch "step$1"
 END
 chmod +x "$work/tree/step.sh"
 
-# run ARGUMENTS...: the exit code, with the output in $work/out.
+# run ARGUMENTS...: runs quickstart.sh, writes the output to $work/out, and prints the exit code.
 run() {
   local code=0
   timeout 1500 "$work/tree/deploy/quickstart.sh" --seconds 1 "$@" > "$work/out" 2>&1 || code=$?
@@ -79,14 +79,14 @@ sed -i 's|^CMAKE_HOME_DIRECTORY:INTERNAL=.*|&/elsewhere|' "$work/tree/build/rele
 [ "$(run)" = 0 ] || fail "a checkout that was moved"
 says 'configuring' && says 'All checks passed.'
 
-# Wrong options, in words.
+# quickstart.sh names a wrong option.
 for wrong in "--seconds" "--seconds ten" "--build-dir" "--build-dir /nonexistent" "--device" "--device gpu" "--fast"; do
   # shellcheck disable=SC2086  # words
   [ "$(run $wrong)" = 2 ] || fail "it takes $wrong"
   says "^quickstart.sh: .*${wrong%% *}"
 done
 
-# A distribution without apt-get: what to install, and how to go on.
+# Without apt-get, packages.sh names the packages to install, and the next commands.
 mkdir "$work/bin"
 for tool in bash cut dirname; do ln -s "$(command -v $tool)" "$work/bin/"; done
 code=0
@@ -94,7 +94,7 @@ PATH=$work/bin "$work/bin/bash" "$source_dir/deploy/packages.sh" programs > "$wo
 [ $code = 1 ] || fail "packages.sh without apt-get: $code"
 says 'this system has no apt-get' && says '^cmake ninja-build .* libgrpc\+\+-dev ' && says 'cmake --build --preset release --target programs$'
 
-# Two at once: one of them finds the port of the metrics taken.
+# Two scripts at once succeed, although the second script finds the metrics port taken.
 "$work/tree/deploy/quickstart.sh" --build-dir "$build_dir" --seconds 1 > "$work/other" 2>&1 & other=$!
 "$work/tree/deploy/quickstart.sh" --build-dir "$build_dir" --seconds 1 > "$work/out" 2>&1 || fail "one of two at once"
 wait $other || fail "the other of two at once: $(cat "$work/other")"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The story of step 8847 happens, the alert that is shipped fires on the figure that it shows, and it says what the
-# README shows of it.
+# Runs the story of step 8847. The shipped alert fires on the story's figure, and the story prints all lines that the
+# README shows.
 # Usage: step_8847_example.sh SOURCE_DIR BUILD_DIR
 set -euo pipefail
 source=$1 build=$2
@@ -10,7 +10,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 "$source/deploy/examples/step_8847.sh" --build-dir "$build" | tee "$work/out"
-# The figure for as long as the alert wants it.
+# The alert's test repeats the figure for as long as the alert needs.
 command -v promtool > /dev/null || { echo "promtool is missing; tests/run.sh installs it (Debian package prometheus)" >&2; exit 1; }
 read -r series seconds < <(grep -o 'vrambroker_client_refusal_expected_seconds{.*' "$work/out" | head -n 1)
 labels=${series#*\{} labels=${labels%\}}
@@ -28,7 +28,7 @@ tests:
 ALERT
 promtool test rules "$work/alert.yml"
 
-# The block after the script's name.
+# Takes the README's block after the script's name.
 awk '/step_8847\.sh/ { near = 1 } /^```/ { if (inside) exit; if (near) inside = 1; next } inside' \
   "$source/README.md" > "$work/shown"
 [ -s "$work/shown" ] || { echo "the README shows nothing of it" >&2; exit 1; }
