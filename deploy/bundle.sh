@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Makes one tarball that runs on any x86-64 Linux with nothing installed, GPU or not: daemon, tools, C library, Python
-# package, GPU tests, and every shared library that they need but the C library's own. That must be as new as this machine's.
-# The same sources and packages give the same bytes.
+# Makes a tarball that runs on any x86-64 Linux with nothing installed, with or without a GPU: daemon, tools, libraries
+# for C and Python, GPU tests, and all shared libraries, except the system's C library, which must be as new as this
+# machine's. Equal sources and packages give equal bytes.
 #
 #   --build-dir DIR    bundle this build, as it is; build nothing (default: build build/release first)
 #   --output FILE      where to write it (default: build/vrambroker-VERSION-linux-x86_64.tar.gz)
@@ -35,7 +35,7 @@ grep -q '^VRAMBROKER_SANITIZER:STRING=$' "$build_dir/CMakeCache.txt" || fail "$b
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# vrambrokerd 0.1.0 (0123456789ab)
+# Reads a line like: vrambrokerd 0.1.0 (0123456789ab)
 read -r _ version revision < <("$build_dir/server/vrambrokerd" --version)
 revision=${revision//[()]/}
 name=vrambroker-$version-linux-x86_64
@@ -48,8 +48,9 @@ done
 # Tests look for all programs in one folder.
 ln -s ../../../bin/vrambrokerd ../../../bin/vramctl "$tree/tests/gpu/bin/"
 
-mapfile -t own < <(find "$tree/bin" "$tree/lib" "$tree/tests/gpu/bin" -type f | sort)  # what finds its libraries by itself
-# NAME PATH of each library that they load, the C library's own left out: those must be the system's.
+# Lists the files that find their libraries by themselves.
+mapfile -t own < <(find "$tree/bin" "$tree/lib" "$tree/tests/gpu/bin" -type f | sort)
+# loaded: prints NAME PATH of each library that the files load, except the parts of the system's C library.
 loaded() {
   ldd "${own[@]}" 2> /dev/null | awk '$2 == "=>" { print $1, $3 }' | sort -u \
     | grep -vE '^(ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv|libutil|libanl)[.]so[.]'
@@ -59,7 +60,7 @@ loaded() {
 loaded > "$work/needed"
 if grep ' not$' "$work/needed"; then fail "these libraries are missing"; fi
 libraries=()
-packages=(nlohmann-json3-dev libspdlog-dev libgtest-dev libgmock-dev zlib1g)  # inside of our programs
+packages=(nlohmann-json3-dev libspdlog-dev libgtest-dev libgmock-dev zlib1g)  # parts of the programs themselves
 mkdir -p "$tree/share/licenses"
 paths=()
 while read -r soname path; do
@@ -68,17 +69,18 @@ while read -r soname path; do
   chmod 644 "$tree/lib/$soname"
   paths+=("$(realpath "$path")")
 done < "$work/needed"
-# All at once: a question takes as long for one file as for a hundred. Packages name files in /usr/lib by that path or by /lib.
+# Asks dpkg-query about all files at once: a call takes as long for a file as for a hundred. Packages name files in
+# /usr/lib by /usr/lib or by /lib. dpkg-query prints lines like "libre2-9:amd64: /usr/lib/...".
 declare -A package_of
 while read -r package path; do package_of[$path]=$package; done \
-  < <(dpkg-query -S "${paths[@]}" "${paths[@]#/usr}" 2> /dev/null | sed -E 's/^([^:, ]+).*: /\1 /')  # "libre2-9:amd64: /usr/lib/..."
+  < <(dpkg-query -S "${paths[@]}" "${paths[@]#/usr}" 2> /dev/null | sed -E 's/^([^:, ]+).*: /\1 /')
 for path in "${paths[@]}"; do
   package=${package_of[$path]:-${package_of[${path#/usr}]:-}}
   [ -n "$package" ] || fail "$path is of no package, so its licence is unknown"
   libraries+=("$package")
 done
 
-# ---- With names of their own, beside those of the processes that load them ----
+# ---- New names for the libraries: a process may have libraries of the old names ----
 find "$tree/bin" "$tree/lib" "$tree/tests/gpu/bin" -type f -exec "$source_dir/deploy/bundle/private_names.py" {} +
 
 # ---- Licences ----
@@ -95,7 +97,7 @@ deploy/bundle/private_names.py in vrambroker's source did that, on the date in M
 package, version, and the source package that it was made from (Debian archives all sources of its packages):
 $(printf '%s\n' "${libraries[@]}" | sort -u | xargs dpkg-query -W -f '${Package} ${Version} ${source:Package} ${source:Version}\n')
 END
-# Texts that those files only refer to.
+# Copies the licence texts that the copyright files only name.
 grep -rhoE '/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]' "$tree/share/licenses" | sort -u | while read -r text; do
   if [ -f "$text" ]; then install -D -m 644 "$(realpath "$text")" "$tree/share/licenses/common-licenses/${text##*/}"; fi
 done
@@ -121,7 +123,7 @@ if loaded | grep -vF " $tree/"; then fail "these libraries would come from outsi
 find "$tree/bin" "$tree/lib" "$tree/tests/gpu/bin" -type f > "$work/elf"
 needs=$(xargs objdump -T < "$work/elf" | grep -oE 'GLIBC_[0-9.]+' | sort -Vu | tail -n 1)
 
-# ---- One file, always the same ----
+# ---- The tarball, with equal bytes each time ----
 epoch=$(git -C "$source_dir" log -1 --format=%ct 2> /dev/null || echo 0)
 cat > "$tree/MANIFEST" <<END
 name: vrambroker

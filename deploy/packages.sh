@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs the Debian or Ubuntu packages that vrambroker needs and that are missing; asks for root only then.
-# Usage: packages.sh WHAT; each WHAT brings those before it:
+# Installs missing Debian or Ubuntu packages that vrambroker needs. Asks for root only if packages are missing.
+# Usage: packages.sh WHAT; each WHAT includes the packages of the lines above:
 #
-#   programs   what quickstart.sh builds
-#   build      with man pages, Debian packages, bundles, and all that tests compile
-#   test       the tests of tests/run.sh
-#   ci         those of tests/run.sh --all
+#   programs   packages to build the programs of quickstart.sh
+#   build      packages to build man pages, Debian packages, bundles, and all tests
+#   test       packages for the tests of tests/run.sh
+#   ci         packages for the tests of tests/run.sh --all
 set -euo pipefail
 . "$(dirname "$0")/progress.sh"
 
-# A|B is the first that this distribution has.
+# A|B: the first package that this distribution has.
 packages=(cmake ninja-build g++ pkg-config libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
           prometheus-cpp-dev libboost-dev zlib1g-dev libspdlog-dev libncurses-dev nlohmann-json3-dev libcli11-dev)
 build=(git curl dpkg-dev file help2man python3 libgtest-dev libgmock-dev)
@@ -20,13 +20,13 @@ ci=(ccache clang libclang-rt-dev clang-format mmdebstrap uidmap "libtcmalloc-min
     "libmimalloc2.0|libmimalloc3")
 # Debian's npm does not go with another vendor's Node.js.
 command -v npm > /dev/null || ci+=(nodejs npm)
-# Lint, containers and Slurm are for Debian 12 alone. Its clang-tidy 22 comes with the security updates. That version skips system
-# headers, and so needs a third of the time of Debian's default version. Ubuntu has no such package as chromium; the tests in a
-# browser are skipped there.
+# Lint, containers and Slurm are for Debian 12 alone. clang-tidy 22 comes with Debian's security updates. clang-tidy 22
+# skips system headers, and needs a third of the time of Debian's default version. Ubuntu has no package chromium, and
+# skips the tests in a browser.
 case $(. /etc/os-release; echo "$ID-${VERSION_ID:-}") in
   debian-12)
     ci+=(chromium clang-tidy-22 podman crun containernetworking-plugins iproute2 iptables docker-compose libslurm-dev)
-    # The files of deploy/kubernetes. Debian's kubectl does not go with another vendor's.
+    # Packages for the files of deploy/kubernetes. Debian's kubectl does not go with another vendor's kubectl.
     ci+=(golang-go golang-github-masterminds-sprig-dev golang-k8s-sigs-yaml-dev)
     command -v kubectl > /dev/null || ci+=(kubernetes-client)
     ;;
@@ -71,8 +71,8 @@ log=$(mktemp)
 policy=/usr/sbin/policy-rc.d
 our_policy=false
 trap 'rm -f "$log"; if $our_policy; then "${root[@]}" rm -f $policy; fi' EXIT
-# apt ARGUMENTS...: writes its status, and leaves all else in the log. The status has a descriptor of its own, which apt-get closes
-# for the packages' scripts; sudo passes none on but the standard ones.
+# apt ARGUMENTS...: runs apt-get, writes apt-get's status, and leaves all other output in the log. The status has a
+# descriptor of its own, which apt-get closes for the packages' scripts. sudo passes only the standard descriptors on.
 own_session=()
 apt() {
   "${root[@]}" env LC_ALL=C DEBIAN_FRONTEND=noninteractive \
@@ -84,7 +84,7 @@ advice() {
 apt_failed() { fail "apt-get $1 failed:" "$(grep -v '^debconf: delaying' "$log" | tail -n 20)" "$(advice)"; }
 
 progress "reading the lists of packages"
-# Lists that cannot be fetched are a warning of apt-get's; lists of before may do.
+# apt-get only warns of lists that it cannot fetch: the earlier lists may be enough.
 apt update > /dev/null || apt_failed "update"
 names=()
 for package in "${missing[@]}"; do
@@ -101,17 +101,17 @@ summary=$(LC_ALL=C apt-get --assume-no "${install[@]}" 2> /dev/null || true)
 count=$(sed -n 's/.* \([0-9]*\) newly installed.*/\1/p' <<< "$summary")
 download=$(sed -n 's/^Need to get \([0-9.,]* [kMG]*B\).*/\1/p' <<< "$summary")
 disk=$(sed -n 's/^After this operation, \([0-9.,]* [kMG]*B\) .*used.*/\1/p' <<< "$summary")
-# Empty where apt-get refuses, and says why below.
+# The count is empty if apt-get refuses. The installation below prints the reason.
 [ -z "$count" ] || progress_end "$count packages, ${download:-nothing} to download, ${disk:-nothing} on disk: ${names[*]}"
 
-# A service that a package brings (prometheus) is not wanted running here; only its programs are.
+# The policy starts no service of a new package (prometheus): only the package's programs are wanted.
 if [ ! -e $policy ]; then
   our_policy=true
   printf '#!/bin/sh\nexit 101\n' | "${root[@]}" tee $policy > /dev/null
   "${root[@]}" chmod +x $policy
 fi
 unpacked=0 installed=0
-# Lines of apt's status: KIND:PACKAGE:PERCENT:TEXT.
+# follow: shows the progress from the lines of apt's status, KIND:PACKAGE:PERCENT:TEXT.
 follow() {
   local kind percent text _
   while IFS=: read -r kind _ percent text; do
@@ -126,7 +126,7 @@ follow() {
   done
 }
 apt --download-only "${install[@]}" | follow || apt_failed "install"
-trap '' INT  # dpkg, interrupted, would leave packages in pieces
+trap '' INT  # an interrupted dpkg would leave packages in pieces
 own_session=(setsid --wait)
 apt "${install[@]}" | follow || apt_failed "install"
 trap - INT

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# How far a long step is, for people. To be sourced by bash.
+# Shows people the progress of a long step. Source this file in bash.
 
-# clock START: minutes and seconds since START, a value of $SECONDS.
+# clock START: prints minutes and seconds since START, a value of $SECONDS.
 clock() { printf '%d:%02d' $(((SECONDS - $1) / 60)) $(((SECONDS - $1) % 60)); }
 
-# progress TEXT: on a terminal TEXT replaces the last one; elsewhere it is a line of its own, at most every ten seconds.
+# progress TEXT: on a terminal, TEXT replaces the last TEXT. Otherwise TEXT is a new line, every ten seconds at most.
 progress_printed=-10
 progress() {
   if [ -t 1 ]; then
@@ -16,7 +16,7 @@ progress() {
   fi
 }
 
-# progress_end TEXT: the last word.
+# progress_end TEXT: prints the step's last line.
 progress_end() {
   if [ -t 1 ]; then printf '\r\033[K'; fi
   printf '  %s\n' "$1"

@@ -2,21 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Installs missing packages, builds vrambroker, and shows its main job: one daemon and four client processes with limits
-# of 40, 30, 20 and 10 percent. One asks for too much, one is killed. Exits 0 only if everything went right.
+# of 40, 30, 20 and 10 percent. A client asks for too much, a client is killed. Exits 0 only if all goes right.
 #
 #   --keep             leave the daemon running at the end
 #   --build-dir DIR    use the binaries of this build; neither install nor build anything
-#                      (a bundle's quickstart.sh uses the bundle's)
-#   --seconds N        how long the clients work before the killing (default 6)
+#                      (a bundle's quickstart.sh uses the bundle's binaries)
+#   --seconds N        let the clients work for N seconds before the killing (default 6)
 #   --device KIND      cuda, host, or auto (default): host where there is no GPU
 set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")"
 
-bin_dir=""  # programs in one folder: a bundle
+bin_dir=""  # a bundle's folder of programs
 if [ -x bin/vrambrokerd ]; then bin_dir=$PWD/bin; else cd ..; fi
 keep=false build_dir="" seconds=6 device=auto
-PATIENCE_SECONDS=300  # a busy machine is slow; what takes longer than this hangs
+PATIENCE_SECONDS=300  # a busy machine is slow; a longer wait means a hang
 usage_error() { echo "quickstart.sh: $1" >&2; exit 2; }
 needs_value() { [ -n "${2-}" ] || usage_error "$1 needs a value; see --help"; }
 while [ $# -gt 0 ]; do
@@ -47,15 +47,15 @@ wait_until() {
   done
 }
 
-# configured_for BUILD_DIR: the checkout that it was configured for.
+# configured_for BUILD_DIR: prints the checkout that BUILD_DIR is configured for.
 configured_for() { sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$1/CMakeCache.txt"; }
 
-# build: builds all programs and libraries, and says how far it is.
+# build: builds all programs and libraries, and shows the progress.
 build() {
   local log=build/release/quickstart.log began=$SECONDS done=0 steps=0 status=0 first=true line
   mkdir -p build/release 2> /dev/null && touch "$log" 2> /dev/null || fail "no right to write $PWD/$log; use a checkout of your own"
-  # Tests need packages that quickstart.sh does not install. A folder that is configured already stays as it is, unless it was
-  # configured for a checkout elsewhere.
+  # Tests need packages that quickstart.sh does not install. A configured folder stays as it is, unless its
+  # configuration is for a checkout elsewhere.
   if [ ! -f build/release/build.ninja ] || ! [ "$(configured_for build/release)" -ef . ]; then
     progress "configuring"
     cmake --fresh --preset release -DVRAMBROKER_TESTS=OFF > "$log" 2>&1 || { cat "$log" >&2; fail "cmake"; }
@@ -65,7 +65,7 @@ build() {
   local build=$!
   trap 'kill $build 2>/dev/null || true' EXIT
   while kill -0 $build 2>/dev/null; do
-    # The newest "[DONE/STEPS] what" of ninja's. Before its steps it may run CMake again, and counts that by itself.
+    # Reads ninja's newest line "[DONE/STEPS] TEXT". ninja may first run CMake again, with a count of its own.
     line=$(grep '^\[[0-9]*/[0-9]*\]' "$log" | grep -v '\] Re-' | tail -n 1 || true)
     if [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]]; then
       done=${BASH_REMATCH[1]} steps=${BASH_REMATCH[2]}
@@ -82,7 +82,7 @@ build() {
   if [ $status != 0 ]; then cat "$log" >&2; fail "the build"; fi
   if grep -q 'no work to do' "$log"; then progress_end "everything is built"; else progress_end "built in $(clock $began)"; fi
 }
-# left: what the steps so far let expect of the others; the first ones say too little. Uses variables of build.
+# left: prints the expected time of the remaining steps; nothing during the first 5% of steps. Uses build's variables.
 left() {
   local seconds=$(((SECONDS - began) * (steps - done) / (done + 1)))
   if [ "$done" -lt $((steps / 20)) ]; then return; fi
@@ -125,21 +125,21 @@ daemon_ready() {
   grep -qs 'daemon ready' "$work/daemon.log"
 }
 start_daemon() {  # start_daemon HTTP_ADDRESS
-  rm -f "$work/daemon.log"  # a first daemon's says that it was ready
+  rm -f "$work/daemon.log"  # an earlier daemon's log says "daemon ready"
   setsid "$daemon" --socket-dir="$VRAMBROKER_SOCKET_DIR" --device="$device" --capacity=1GiB --http-address="$1" \
     > "$work/daemon.log" 2>&1 &
   daemon_pid=$!
   wait_until daemon_ready || fail "the daemon is not ready; its log: $(cat "$work/daemon.log")"
 }
 start_daemon 127.0.0.1:9477
-if grep -q 'http port taken' "$work/daemon.log"; then  # any free port, then
+if grep -q 'http port taken' "$work/daemon.log"; then  # takes any free port
   kill -TERM "$daemon_pid" && wait "$daemon_pid" || true
   start_daemon 127.0.0.1:0
 fi
 metrics_url=$(sed -n 's/.* http=\(http[^ ]*\)$/\1/p' "$work/daemon.log")
 sed 's/^/  /' "$work/daemon.log"
 
-# The metrics page, without a need for curl.
+# page: prints the metrics page, without a need for curl.
 page() {
   local host=${metrics_url#http://} connection
   host=${host%%/*}
@@ -148,7 +148,7 @@ page() {
   cat <&$connection
   exec {connection}>&-
 }
-# metric NAME LABELS: the value, or nothing when there is no such series; further labels may follow.
+# metric NAME LABELS: prints a series' value, or nothing without the series. The series may have further labels.
 metric() {
   page | awk -v series="vrambroker_$1{$2" 'index($0, series) == 1 && substr($0, length(series) + 1, 1) ~ /[,}]/ { print $2 }'
 }
@@ -163,7 +163,7 @@ for i in 0 1 2 3; do
   pid[${names[$i]}]=$!
 done
 
-# One line: each client's steps so far and what it holds.
+# progress: prints each client's number of steps.
 progress() {
   local line="" name
   for name in "${names[@]}"; do

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # 60% of a device is reclaimable in a training job. An inference server asks for memory and gets it, from the job's
-# reclaimable memory, in milliseconds. The job grows again later, and waits until the server is done. Nobody dies.
-# Then the same load with reclaim switched off: the server gets nothing, although 60% of the device is unused.
-# Exits 0 only if all of that happened. Needs a gigabyte of ordinary memory, and no GPU.
+# reclaimable memory, in milliseconds. The job grows again later, and waits for the server's end. No process dies.
+# Then the load runs again with reclaim switched off: the server gets nothing, although 60% of the device is unused.
+# Exits 0 only if the story happens as told. Needs a gigabyte of ordinary memory, and no GPU.
 #
 #   --build-dir DIR    the build whose programs are used (default build/release)
 set -euo pipefail
@@ -27,7 +27,7 @@ done
 work=$(mktemp -d "${TMPDIR:-/tmp}/vrambroker.XXXXXX")
 export VRAMBROKER_SOCKET_DIR=$work/run
 daemon_pid=""
-declare -A pid=() shown=()  # of each job; lines of it that have been shown
+declare -A pid=() shown=()  # pid: each job's process; shown: each job's number of shown lines
 cleanup() {
   for name in "${!pid[@]}"; do kill -KILL "${pid[$name]}" 2>/dev/null || true; done
   if [ -n "$daemon_pid" ]; then kill -TERM "$daemon_pid" 2>/dev/null && wait "$daemon_pid" 2>/dev/null || true; fi
@@ -37,7 +37,7 @@ trap cleanup EXIT
 say() { printf '\n== %s\n' "$*"; }
 fail() { printf '\nidle_memory: FAILED: %s\n' "$*" >&2; cat "$work"/*.log >&2; exit 1; }
 
-# start_daemon CONFIG
+# start_daemon CONFIG: starts the daemon with CONFIG, and waits until the daemon is ready.
 start_daemon() {
   echo "$1" > "$work/config"
   "$daemon" --config="$work/config" --socket_dir="$VRAMBROKER_SOCKET_DIR" --device=host --capacity=1000MiB --http_address=off 2> "$work/daemon.log" &
@@ -50,14 +50,14 @@ start_daemon() {
 }
 stop_daemon() { kill -TERM "$daemon_pid"; wait "$daemon_pid" || fail "the daemon ended badly"; daemon_pid=""; }
 
-# start NAME FLAG...: a job that gets its orders through $work/NAME and shows what it does.
+# start NAME FLAG...: starts a job, which reads orders from $work/NAME and writes its actions to $work/NAME.out.
 start() {
   local name=$1; shift
   rm -f "$work/$name"; mkfifo "$work/$name"
   "$job" --name="$name" --began-ms="$began_ms" "$@" < "$work/$name" > "$work/$name.out" 2> "$work/$name.log" &
   pid[$name]=$!
 }
-# await NAME TEXT: until it says so; then shows what is new.
+# await NAME TEXT: waits until the job says TEXT, and shows the new lines.
 await() {
   local _
   for _ in $(seq 600); do
@@ -72,7 +72,7 @@ await() {
   fail "$1 did not say: $2"
 }
 waits() { "$vramctl" sessions --format=json | grep -q '"waited_ms"'; }
-# end NAME: its input has ended.
+# end NAME: waits for the end of the job, whose input has ended.
 end() { wait "${pid[$1]}" || fail "$1 found other bytes than it wrote"; unset "pid[$1]"; }
 
 run() {
@@ -81,7 +81,7 @@ run() {
   await trainer starts
   echo "take 48 20MiB" >&3; await trainer "got it"
   echo "drop 30" >&3; await trainer "freed"
-  # The daemon hears of it within a second.
+  # The daemon hears of the freed memory within a second.
   for _ in $(seq 600); do
     "$vramctl" sessions --format=json | grep -q '"allocated_bytes": 377487360' && break
     sleep 0.1
@@ -92,7 +92,7 @@ run() {
 }
 
 say "With reclaim"
-start_daemon 'reclaim_timeout: "1m"'  # milliseconds will do, but this machine may be busy
+start_daemon 'reclaim_timeout: "1m"'  # milliseconds are enough, except on a busy machine
 run 60
 await server "got it"
 echo "take 30 20MiB" >&3

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# A training job whose sequences differ in length runs well for thousands of steps, within its limit. Its memory
-# fragments; the daemon sees it coming and warns; step 8847 is refused. The report says why and names the part of the
-# job, vramctl diagnose a setting. With that the same job runs through.
-# Exits 0 only if all of that happened, as printed. Needs no GPU, and next to no memory: nothing is computed.
+# A training job whose sequences differ in length runs well for thousands of steps, within its limit. The job's memory
+# fragments. The daemon warns early; step 8847 is refused. The report explains the refusal and names the part of the
+# job. vramctl diagnose finds a setting, and with the setting the job runs through.
+# Exits 0 only if the story happens as printed. Needs no GPU and hardly any memory: the job computes nothing.
 #
 #   --build-dir DIR    the build whose programs are used (default build/release)
 set -euo pipefail
@@ -41,7 +41,7 @@ fail() {
   tail -n 60 "$work"/*.log "$work"/*.out >&2
   exit 1
 }
-# until_true WHAT COMMAND...: waits for minutes, which only a machine that hangs needs.
+# until_true WHAT COMMAND...: waits up to five minutes until COMMAND succeeds. A longer wait means a hang.
 until_true() {
   local what=$1 _; shift
   for _ in $(seq 3000); do
@@ -50,24 +50,24 @@ until_true() {
   done
   fail "waited for this: $what"
 }
-# expect FILE TEXT: one of its lines has these very words.
+# expect FILE TEXT: expects a line with TEXT in FILE.
 expect() { grep -qF -- "$2" "$1" || fail "expected: $2, in: $(cat "$1")"; }
-# expect_like FILE EXPRESSION: one of its lines is like this.
+# expect_like FILE EXPRESSION: expects a line in FILE that matches EXPRESSION.
 expect_like() { grep -qE -- "$2" "$1" || fail "expected a line like: $2, in: $(cat "$1")"; }
-# number KEY FILE: the first one of that name in JSON.
+# number KEY FILE: prints KEY's first value in the JSON file.
 number() { sed -n 's/^ *"'"$1"'": \([0-9]*\),\{0,1\}$/\1/p' "$2" | head -n 1; }
-# As the programs print bytes.
+# size BYTES: prints BYTES as the programs do.
 size() { awk -v b="$1" 'BEGIN { if (b >= 2 ^ 30) printf "%.2f GiB", b / 2 ^ 30; else printf "%.2f MiB", b / 2 ^ 20 }'; }
-# Where two decimals do not say it all, the bytes too.
+# exactly BYTES: also prints the number of bytes where two decimals are inexact.
 exactly() {
   local unit=1
   while [ $((unit * 1024)) -le "$1" ]; do unit=$((unit * 1024)); done
   if [ $(($1 % unit * 100 % unit)) = 0 ]; then size "$1"; else echo "$1 B ($(size "$1"))"; fi
 }
-mib_of() { echo $((($1 + (1 << 20) - 1) >> 20)); }  # at least so many
+mib_of() { echo $((($1 + (1 << 20) - 1) >> 20)); }  # rounds up
 indent() { fold -s -w 116 | sed 's/^/  /; s/ *$//'; }
 
-# Windows of a second in place of a minute: a training of days in less than a minute.
+# Windows of a second instead of a minute let the daemon see a training of days in less than a minute.
 cat > "$work/config" <<CONFIG
 device: "host" capacity: "4GiB" http_address: "127.0.0.1:0" metrics { fragmentation_window: "1s" }
 CONFIG
@@ -76,7 +76,7 @@ daemon_pid=$!
 until_true "the daemon to be ready" grep -q 'daemon ready' "$work/daemon.log"
 http=$(grep -o 'http=http://[^/ ]*' "$work/daemon.log" | head -n 1 | cut -d/ -f3)
 
-# start CONF: the job, which waits for a line after each report.
+# start CONF: starts the job with CONF. The job waits for a line after each report.
 start() {
   rm -f "$work/orders"; mkfifo "$work/orders"
   "$job" --name=trainer --limit="${limit_mib}MiB" --steps="$steps" --alloc-conf="$1" \
@@ -85,14 +85,14 @@ start() {
   exec 3> "$work/orders"
 }
 has_lines() { [ "$(wc -l < "$work/job.out")" -ge "$1" ]; }
-# The daemon has looked at the job as its newest line says: the last figure of its timeline is that.
+# has_looked: succeeds if the last figure of the daemon's timeline equals the job's newest report.
 has_looked() {
   local allocated
   allocated=$(tail -n 1 "$work/job.out" | sed 's/.*allocated \(.*\), reserved.*/\1/')
   curl -sf "http://$http/api/v1/timeline" | tr -d ' \n' > "$work/timeline" || return 1
   [ "$(size "$(sed 's/.*"allocated_bytes":\[\([^]]*\)\].*/\1/; s/.*,//' "$work/timeline")")" = "$allocated" ]
 }
-# Seconds, while there is a trend.
+# expected_seconds: prints the expected seconds until a refusal, and nothing without a trend.
 expected_seconds() {
   curl -sf "http://$http/metrics" > "$work/metrics"
   sed -n 's/^vrambroker_client_refusal_expected_seconds{.*client="trainer".*} //p' "$work/metrics"
@@ -120,20 +120,20 @@ grep '^vrambroker_client_refusal_expected_seconds{.*client="trainer"' "$work/met
 echo "VrambrokerFragmentationGrows fires where $expression" | indent
 
 say "Nobody reacts"
-exec 3>&-  # from now on it does not wait
+exec 3>&-  # at the end of its input the job no longer waits
 code=0
 wait "$job_pid" || code=$?
 job_pid=""
 [ "$code" = 1 ] || fail "the job ended with exit code $code, not 1"
 tail -n 2 "$work/job.out" | indent
 
-# The same figures wherever they are told, and they add up.
+# All reports have equal figures, and the figures add up.
 "$vramctl" ooms --format=json > "$work/ooms.json"
 for key in refusal requested_bytes block_bytes segment_bytes limit_bytes room_bytes reserved_bytes allocated_bytes \
            hole_bytes holes hole_segments largest_free_block_bytes; do
   declare "$key=$(number "$key" "$work/ooms.json")"
 done
-sed -n '/"scopes"/,$p' "$work/ooms.json" > "$work/scopes.json"  # the first one pins most
+sed -n '/"scopes"/,$p' "$work/ooms.json" > "$work/scopes.json"  # the first scope pins most
 for key in allocated_bytes bytes_at_peak blocks pinned_hole_bytes; do
   declare "metrics_$key=$(number "$key" "$work/scopes.json")"
 done
