@@ -6,7 +6,7 @@
 # machine's. Equal sources and packages give equal bytes.
 #
 #   --build-dir DIR    bundle this build, as it is; build nothing (default: build build/release first)
-#   --output FILE      where to write it (default: build/vrambroker-VERSION-linux-x86_64.tar.gz)
+#   --output FILE      write the tarball to FILE (default: build/vrambroker-VERSION-linux-x86_64.tar.gz)
 set -euo pipefail
 
 source_dir=$(cd "$(dirname "$0")/.." && pwd)
