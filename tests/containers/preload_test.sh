@@ -25,7 +25,7 @@ until_true serves
 vramctl claim create team --limit 64MiB
 vramctl claim cdi team --preload
 
-# loads LIBRARY... -- ARGUMENT...: expects that a container with these arguments loads exactly these of both libraries.
+# loads LIBRARY... -- ARGUMENT...: expects that a container with the arguments loads only LIBRARY... of both libraries.
 loads() {
   local expected=() found
   while [ "$1" != -- ]; do expected+=("$1") && shift; done
