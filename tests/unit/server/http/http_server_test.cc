@@ -280,7 +280,7 @@ TEST_F(HttpServerTest, StopsWhileCostlyPagesWaitForTheirTurn) {
 TEST_F(HttpServerTest, AnswersThatNobodyReadsAreBoundedAndTheOldestMakesRoom) {
   Start(64);
   std::vector<UniqueFd> slow;
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < 12; ++i) {
     slow.push_back(Connect("GET /large HTTP/1.0\r\n\r\n"));
     char byte = 0;
     ASSERT_EQ(recv(slow.back().get(), &byte, 1, 0), 1);  // reads no further byte
