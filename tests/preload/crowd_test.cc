@@ -151,7 +151,6 @@ class PreloadCrowdOfKind : public PreloadTest, public ::testing::WithParamInterf
 TEST_P(PreloadCrowdOfKind, NeverPassesTheLimit) {
   const auto& [kind, threads] = GetParam();
   constexpr int kLooks = 6;
-  constexpr int kTimes = kSanitized ? 128 : 512;  // a sanitizer makes each allocation many times as long
   const bool is_array = kind.find("array") == 0 || kind == "mipmapped";  // small arrays share units
   const uint64_t limit = is_array ? 8 * kMiB : 64 * kMiB;
   StartDaemon("128MiB");
@@ -160,7 +159,7 @@ TEST_P(PreloadCrowdOfKind, NeverPassesTheLimit) {
   ASSERT_EQ(program.Ask("stream"), "0");
   ASSERT_EQ(program.Ask("pool"), "0");
   for (int look = 0; look < kLooks; ++look) {
-    const int times = look + 1 < kLooks ? kTimes / threads : 0;
+    const int times = look + 1 < kLooks ? 512 / threads : 0;
     const std::vector<uint64_t> answer =
         Numbers(program.Ask(absl::StrCat("crowd ", kind, " ", threads, " ", times, is_array ? " 900K" : " 6M")));
     ASSERT_EQ(answer[2], 0u) << "frees that failed";
