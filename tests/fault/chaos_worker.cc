@@ -77,7 +77,7 @@ class Worker {
   virtual ~Worker() = default;
 
   int Run() {
-    Connect();
+    if (!Connect()) return 0;
     SayReady();
     while (!counters_.stop) {
       Step();
@@ -164,7 +164,8 @@ class Worker {
   void set_may_be_cut() { may_be_cut_ = true; }
 
  private:
-  void Connect() {
+  // Returns false if the run ends before the daemon serves the client.
+  bool Connect() {
     ClientOptions options;
     options.socket_dir = SocketDir();
     options.name = role();
@@ -182,11 +183,12 @@ class Worker {
       return client.ok() || counters_.stop || (counters_.restarts == 0 && !IsOverTheRate(client.status()));
     });
     if (!client.ok()) {
-      if (counters_.stop && (counters_.restarts > 0 || IsOverTheRate(client.status()))) _exit(0);
+      if (counters_.stop && (counters_.restarts > 0 || IsOverTheRate(client.status()))) return false;
       Unexplained(absl::StrCat(role(), ", Connect"), client.status());
     }
     client_.emplace(*std::move(client));
     session_ = client_->session_id();
+    return true;
   }
 
   void AwaitDaemon(const char* what) {
