@@ -29,7 +29,7 @@ done
 
 work=$(mktemp -d)
 began=$(date +%s)
-phase="" phase_began=$began
+phase="" phase_began=$began machines=""
 end_phase() {
   if [ -n "$phase" ]; then printf '%s\t%s\t%s\n' "$phase" $(($(date +%s) - phase_began)) "$1" >> "$work/phases"; fi
   phase=""
@@ -43,6 +43,7 @@ start_phase() {
 finish() {
   local code=$?
   trap - EXIT
+  if [ -n "$machines" ]; then kill -TERM -- "-$machines" 2> /dev/null && wait "$machines" || true; fi
   end_phase "$([ $code -eq 0 ] && echo ok || echo FAILED)"
   if command -v python3 > /dev/null && [ -f "$work/phases" ]; then tests/report.py "$work" "$began" || true; fi
   rm -rf "$work"
@@ -89,12 +90,8 @@ if ! $all; then
   exit 0
 fi
 
-if [ "$judge" = ON ]; then
-  start_phase "Layout (clang-format)"
-  git ls-files '*.h' '*.cc' '*.c' | xargs clang-format --dry-run -Werror
-  start_phase "Lint (clang-tidy)"
-  build clang --target vrambroker_proto vrambroker_kubelet_proto bench_health
-  tests/lint.py build/clang --jobs "$jobs"
+# machines: tests the packages, images and programs of the release build in new Debians and in containers.
+machines() {
   start_phase "Debian packages"
   tests/packages/debian_test.sh build/ci
   start_phase "Containers"
@@ -105,18 +102,43 @@ if [ "$judge" = ON ]; then
   tests/slurm/run.sh build/ci
   start_phase "Bare Debian 13 and 12"
   tests/platforms/run.sh
+}
+
+if [ "$judge" = ON ]; then
+  # These phases mostly use one processor, and so run beside lint and the compilers, in a process group of their own.
+  end_phase ok
+  set -m
+  (
+    trap 'end_phase "$([ $? -eq 0 ] && echo ok || echo FAILED)"' EXIT
+    machines
+  ) < /dev/null > "$work/machines.log" 2>&1 &
+  machines=$!
+  set +m
+  start_phase "Layout (clang-format)"
+  git ls-files '*.h' '*.cc' '*.c' | xargs clang-format --dry-run -Werror
+  start_phase "Lint (clang-tidy)"
+  build clang --target vrambroker_proto vrambroker_kubelet_proto bench_health
+  tests/lint.py build/clang --jobs "$jobs"
 else
   printf '\nLeft out: layout, lint, packages, containers, other Debians, Slurm. They are for Debian 12.\n'
 fi
 
 start_phase "AddressSanitizer and UndefinedBehaviorSanitizer build"
 build asan
+start_phase "ThreadSanitizer build"
+build tsan
+if [ -n "$machines" ]; then
+  start_phase "The rest of packages, containers, other Debians, Slurm"
+  code=0
+  wait "$machines" || code=$?
+  machines=""
+  cat "$work/machines.log"
+  [ $code -eq 0 ] || exit $code
+fi
+
 start_phase "AddressSanitizer and UndefinedBehaviorSanitizer tests"
 run_tests asan
 start_phase "Fuzzing"
 JOBS=$jobs tests/fuzz/run.sh 40
-
-start_phase "ThreadSanitizer build"
-build tsan
 start_phase "ThreadSanitizer tests"
 run_tests tsan
