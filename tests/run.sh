@@ -29,7 +29,7 @@ done
 
 work=$(mktemp -d)
 began=$(date +%s)
-phase="" phase_began=$began machines=""
+phase="" phase_began=$began machines_pid=""
 end_phase() {
   if [ -n "$phase" ]; then printf '%s\t%s\t%s\n' "$phase" $(($(date +%s) - phase_began)) "$1" >> "$work/phases"; fi
   phase=""
@@ -43,7 +43,7 @@ start_phase() {
 finish() {
   local code=$?
   trap - EXIT
-  if [ -n "$machines" ]; then kill -TERM -- "-$machines" 2> /dev/null && wait "$machines" || true; fi
+  if [ -n "$machines_pid" ]; then kill -TERM -- "-$machines_pid" 2> /dev/null && wait "$machines_pid" || true; fi
   end_phase "$([ $code -eq 0 ] && echo ok || echo FAILED)"
   if command -v python3 > /dev/null && [ -f "$work/phases" ]; then tests/report.py "$work" "$began" || true; fi
   rm -rf "$work"
@@ -105,14 +105,14 @@ machines() {
 }
 
 if [ "$judge" = ON ]; then
-  # These phases mostly use one processor, and so run beside lint and the compilers, in a process group of their own.
+  # Runs the phases beside lint and the compilers, in a process group of their own: they mostly use one processor.
   end_phase ok
   set -m
   (
     trap 'end_phase "$([ $? -eq 0 ] && echo ok || echo FAILED)"' EXIT
     machines
   ) < /dev/null > "$work/machines.log" 2>&1 &
-  machines=$!
+  machines_pid=$!
   set +m
   start_phase "Layout (clang-format)"
   git ls-files '*.h' '*.cc' '*.c' | xargs clang-format --dry-run -Werror
@@ -127,11 +127,11 @@ start_phase "AddressSanitizer and UndefinedBehaviorSanitizer build"
 build asan
 start_phase "ThreadSanitizer build"
 build tsan
-if [ -n "$machines" ]; then
+if [ -n "$machines_pid" ]; then
   start_phase "The rest of packages, containers, other Debians, Slurm"
   code=0
-  wait "$machines" || code=$?
-  machines=""
+  wait "$machines_pid" || code=$?
+  machines_pid=""
   cat "$work/machines.log"
   [ $code -eq 0 ] || exit $code
 fi

@@ -79,6 +79,14 @@ TEST_F(SharingTest, WriteAndReadCopyWithinBounds) {
   EXPECT_STATUS(client.Allocate(1, 1), absl::StatusCode::kNotFound, "device");
   EXPECT_STATUS(client.Allocate(1, -1), absl::StatusCode::kNotFound, "device");
   EXPECT_EQ(client.limit_bytes(7), 0u);
+  // The tests' own check of memory sees a single wrong byte, and the pattern of another seed.
+  ASSERT_OK_AND_ASSIGN(Buffer large, client.Allocate(1_MiB));
+  Fill(large, 3);
+  EXPECT_TRUE(Holds(large, 3));
+  EXPECT_FALSE(Holds(large, 4));
+  EXPECT_OK(large.Write(700'000, "\1", 1));
+  EXPECT_FALSE(Holds(large, 3));
+  EXPECT_FALSE(IsZero(large));
 }
 
 TEST_F(SharingTest, ManyProcessesNeverSeeEachOthersBytes) {
