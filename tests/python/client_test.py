@@ -129,9 +129,9 @@ class LibraryTest(unittest.TestCase):
 
 
 def vrambroker_version():
-    """Returns the version of the whole project, from CMakeLists.txt."""
-    with open(os.path.join(support.PYTHON_DIR, "..", "..", "CMakeLists.txt"), encoding="utf-8") as file:
-        return re.search(r"project\(vrambroker VERSION ([0-9.]+)", file.read()).group(1)
+    """Returns the version of the whole project, from the first line of Debian's changelog."""
+    with open(os.path.join(support.PYTHON_DIR, "..", "..", "deploy", "debian", "changelog"), encoding="utf-8") as file:
+        return re.match(r"vrambroker \(([0-9.]+)\) ", file.readline()).group(1)
 
 
 # Prelude of tests whose request waits for memory with an hour's patience: a thread has to end the waiting.
