@@ -244,9 +244,9 @@ def fragmented_share(prefix, held, select, by=""):
 
 def fragmented_and_unused(board, prefix, held, select, legend):
     board.series("Fragmented and unused memory",
-                 "As a share of what sessions hold. Fragmented: free memory beside used blocks, which no trim gives back. The "
-                 "line marks 30 %, a rule of thumb. Unused: 1 - allocated / reserved, the fragmentation ratio of guides to "
-                 "PyTorch, in which reclaimable memory counts too.",
+                 "Shares of the memory held by sessions. Fragmented: free memory beside used blocks, which no trim "
+                 "gives back. The line marks 30 %, a rule of thumb. Unused: 1 - allocated / reserved, the "
+                 "fragmentation ratio in guides to PyTorch. Reclaimable memory counts as unused, too.",
                  [query(fragmented_share(prefix, held, select), legend + ": fragmented"),
                   query(f"vrambroker_{prefix}_fragmentation_ratio{{{select}}}", legend + ": unused")], "percentunit",
                  colors=LINE_AT_30, share=True)
@@ -256,10 +256,11 @@ def sessions_table(board, title, select, sort_by, height):
     by = "sum by (client, tenant, instance, gpu)"
     board.table(
         title,
-        "One line for each session and device. Limit: the most it may hold. Guarantee: memory kept free for it. "
-        "Reserved: memory it holds. Allocated: the part its program uses. Reclaimable: whole segments that it could give "
-        "back at once. Fragmented: the share of the reserved memory that is free beside used blocks, which no trim gives back. "
-        "Refused: requests that got no memory in the last hour.",
+        "One line for each session and device. Limit: the most memory that the session may hold. Guarantee: memory "
+        "kept free for the session. Reserved: memory held by the session. Allocated: the part used by the session's "
+        "program. Reclaimable: whole segments that the session could give back at once. Fragmented: the free memory "
+        "beside used blocks, which no trim gives back, as a share of the reserved memory. Refused: requests that got "
+        "no memory in the last hour.",
         {"client": "Session", "tenant": "Tenant", "instance": "Daemon", "gpu": "Device"},
         [("Reserved", f"{by} (vrambroker_client_reserved_bytes{{{select}}})", "bytes"),
          ("Limit", f"{by} (vrambroker_client_limit_bytes{{{select}}})", "bytes"),
@@ -278,15 +279,16 @@ def sessions_table(board, title, select, sort_by, height):
 def free_blocks(title, whose, metric, select, width):
     return (title,
             f"Free memory inside the segments {whose}, by the size of the free blocks. Memory in the large classes is cache "
-            "that the next large request can use. Memory in the small classes is fragmentation: it is free, but no large "
-            "request fits.",
+            "for the next large request. Memory in the small classes is fragmentation: no large request fits into "
+            "these blocks.",
             [query(f'sum({metric}{{{select}, size="{size}"}})', name) for size, name in SIZES], "bytes", width)
 
 
-ANATOMY = ("All memory that the sessions hold, by its use. Asked for: what programs asked for. Rounding: lost to "
-           "block sizes. Waiting for a stream: freed, but the GPU may still use it. Fragmented: free beside used blocks, so "
-           "that it cannot be given back. Reclaimable: whole free segments, which others can get. Unknown: from before the "
-           "daemon was started, in remote sessions, whose blocks it does not know.")
+ANATOMY = ("All memory held by the sessions, by use. Asked for: memory requested by programs. Rounding: memory lost to "
+           "block sizes. Waiting for a stream: freed blocks that the GPU may still use. Fragmented: free blocks beside "
+           "used blocks, which cannot be given back. Reclaimable: whole free segments, available to other sessions. "
+           "Unknown: memory of remote sessions from an earlier run of the daemon; the daemon does not know the "
+           "allocated part.")
 
 
 def unknown(leased, active, fragmented, reclaimable):
@@ -313,10 +315,12 @@ def claims(board):
 
     board.row("Claims")
     board.table("Claims",
-                "One line for each claim and device. Limit: the most that its sessions may hold together. Guarantee: memory kept "
-                "free for them. Reserved: memory charged to the claim. Peak: the most of it since the daemon started. Left behind: the part of it that ended processes held, and "
-                "that nobody can have yet. Allocated: the part that its programs use. Reclaimable: whole segments that they could "
-                "give back at once. Refused: requests that got no memory in the last hour.",
+                "One line for each claim and device. Limit: the most memory that the claim's sessions may hold "
+                "together. Guarantee: memory kept free for these sessions. Reserved: memory charged to the claim. "
+                "Peak: the most memory charged to the claim since the daemon started. Left behind: the part held by "
+                "ended processes, not available to anybody yet. Allocated: the part used by the claim's programs. "
+                "Reclaimable: whole segments that the claim's sessions could give back at once. Refused: requests that "
+                "got no memory in the last hour.",
                 {"claim": "Claim", "instance": "Daemon", "gpu": "Device"},
                 [("Reserved", of("reserved_bytes"), "bytes"),
                  ("Peak", of("peak_bytes"), "bytes"),
@@ -330,19 +334,19 @@ def claims(board):
                  # Without the last part, claims that are removed would stay for an hour.
                  ("Refused", f"round({by} (increase(vrambroker_claim_ooms_total{{{DEVICE}}}[1h]))) and {of('limit_bytes')}", "none")],
                 "Reserved", 8)
-    board.series("By claim", "Memory that is charged to each claim.",
+    board.series("By claim", "Memory charged to each claim.",
                  [query(f"sum by (claim) (vrambroker_claim_reserved_bytes{{{DEVICE}}})", "{{claim}}")], "bytes", 8, stacked=True)
-    board.series("Refused by claim", "Requests that got no memory, also of sessions that have ended since.",
+    board.series("Refused by claim", "Requests that got no memory, including requests from ended sessions.",
                  [query(increase("vrambroker_claim_ooms_total", "claim", DEVICE), "{{claim}}")], "none", events=True)
-    board.series("Waits by claim", "Requests that had to wait for memory, and are over.",
+    board.series("Waits by claim", "Finished requests that waited for memory.",
                  [query(increase("vrambroker_claim_waits_total", "claim", DEVICE), "{{claim}}")], "none", events=True)
-    board.series("Time waited by claim", "What requests have waited for memory, in all.",
+    board.series("Time waited by claim", "Time that requests have waited for memory, in all.",
                  [query(increase("vrambroker_claim_waited_seconds_total", "claim", DEVICE), "{{claim}}")], "s", events=True)
     board.series("Sessions by claim", "Open sessions of each claim.",
                  [query(f"sum by (claim) (vrambroker_claim_sessions{{{DAEMON}}})", "{{claim}}")], "none", 5)
-    board.stat("Number of claims", "Claims that there are, on all daemons.", f"sum(vrambroker_claims{{{DAEMON}}})")
+    board.stat("Number of claims", "Claims on all daemons.", f"sum(vrambroker_claims{{{DAEMON}}})")
     board.identities("Claim details",
-                     "Who may use each claim, whether it is being removed, and its labels.",
+                     "Owner and state of each claim. The state tells whether the daemon is removing the claim.",
                      f"vrambroker_claim_info{{{DAEMON}}}", {"claim": "Claim", "owner": "Owner", "state": "State"}, width=24, height=5)
 
 
@@ -352,7 +356,8 @@ def claims(board):
 def overview():
     board = Dashboard(
         "vrambroker-overview", "vrambroker: GPU memory overview",
-        "Who holds the GPUs' memory, how much of it is reclaimable or fragmented, who waits, and who was refused and why.",
+        "Holders of the GPUs' memory; reclaimable and fragmented memory; waiting sessions; refused requests and their "
+        "causes.",
         VARIABLES, [link("Session and fragmentation", "vrambroker-session")])
     annotate_daemon(board)
     board.annotate("Out of memory", increase("vrambroker_device_ooms_total", "instance, gpu, reason", DEVICE) + " > 0", "red",
@@ -375,31 +380,32 @@ def overview():
                f"sum(1 - vrambroker_device_healthy{{{DEVICE}}})", colors=ANY_IS_BAD)
     board.stat("Sessions", "Sessions whose clients are connected now.",
                f'sum(vrambroker_sessions{{{DAEMON}, state="active"}})')
-    board.stat("Capacity in use", "Memory that the daemons hold from the driver, as a share of what they may hand out.",
+    board.stat("Capacity in use", "Memory that the daemons hold from the driver, as a share of the capacity.",
                f"sum(vrambroker_device_reserved_bytes{{{DEVICE}}}) / sum(vrambroker_device_capacity_bytes{{{DEVICE}}})",
                colors=USAGE, share=True)
     board.stat("Fragmented",
-               "Free memory beside used blocks, which no trim gives back, as a share of what sessions hold, on the device where "
-               "that is highest. Take a look above 30 % (a rule of thumb).",
+               "Free memory beside used blocks, which no trim gives back, as a share of the memory held by sessions, "
+               "on the device with the highest share. Take a look above 30 % (a rule of thumb).",
                f"max({fragmented_share('device', 'leased', DEVICE)})", colors=FRAGMENTATION, share=True)
     board.stat("Refused, last hour", "Requests that got no memory in the last hour, for any reason. vramctl ooms lists "
-                                     "them.",
+                                     "these requests.",
                f"round(sum(increase(vrambroker_device_ooms_total{{{DEVICE}}}[1h])))", colors=ANY_IS_NOTABLE, decimals=0)
-    board.stat("Waiting now", "Requests that wait for others to give memory back.",
+    board.stat("Waiting now", "Requests that wait until other sessions give memory back.",
                f"sum(vrambroker_device_waiting_requests{{{DEVICE}}})", colors=ANY_IS_NOTABLE)
-    board.stat("Alerts firing", "Alerts of deploy/prometheus that are firing now, for all daemons of this data source.",
+    board.stat("Alerts firing", "Alerts in deploy/prometheus that fire now, for all daemons of this data source.",
                'count(ALERTS{alertname=~"Vrambroker.*", alertstate="firing"}) or vector(0)', colors=ANY_IS_BAD)
 
     board.row("Who holds the memory")
     board.bars_now("Capacity in use by device",
-                   "Memory held from the driver, as a share of what the daemon may hand out.",
+                   "Memory held from the driver, as a share of the capacity.",
                    f"vrambroker_device_reserved_bytes{{{DEVICE}}} / vrambroker_device_capacity_bytes{{{DEVICE}}}", BY_DEVICE)
     board.series(
         "Capacity by state",
-        "All of the capacity, by its current state. Allocated: blocks that programs hold. Waiting for a stream: freed, but the "
-        "GPU may still use it. Fragmented: free beside used blocks. Reclaimable: whole free segments of sessions. Unknown: held "
-        "by remote sessions from before the daemon was started, which does not know their blocks. Cached by the daemon: kept for the next request. Left behind: of processes that are gone, and not yet safe to hand on. Unreserved: still "
-        "with the driver.",
+        "The whole capacity, by current state. Allocated: blocks in use by programs. Waiting for a stream: freed "
+        "blocks that the GPU may still use. Fragmented: free blocks beside used blocks. Reclaimable: whole free "
+        "segments of sessions. Unknown: memory of remote sessions from an earlier run of the daemon; the daemon does "
+        "not know the allocated part. Cached by the daemon: segments kept for the next request. Left behind: memory of "
+        "ended processes, not yet safe to hand on. Unreserved: memory still with the driver.",
         [query(device("allocated"), "allocated"),
          query(f"clamp_min({device('active')} - {device('allocated')}, 0)", "waiting for a stream"),
          query(device("inactive_split"), "fragmented"),
@@ -411,72 +417,78 @@ def overview():
          query(f"clamp_min({device('capacity')} - {device('reserved')}, 0)", "unreserved")],
         "bytes", 10, stacked=True, paint=STATES)
     board.series("By tenant",
-                 "Memory that the sessions of each tenant hold. Tenants are trust domains: memory passes from one to "
-                 "another only after it was zeroed.",
+                 "Memory held by the sessions of each tenant. Tenants are trust domains: the daemon zeroes memory that "
+                 "passes from one tenant to another tenant.",
                  [query(f"sum by (tenant) (vrambroker_tenant_reserved_bytes{{{TENANT}}})", "{{tenant}}")], "bytes", 8, stacked=True)
-    board.series("By session: top ten", "Memory that each session holds, used or not.",
+    board.series("By session: top ten", "Memory held by each session, used or not.",
                  [query(f"topk(10, sum by (client) (vrambroker_client_reserved_bytes{{{TENANT}}}))", "{{client}}")], "bytes", 16,
                  stacked=True)
     board.bars_now("Share of the limit: top ten",
-                   "Memory that a session holds, as a share of its limit. At 100 % its requests begin to fail.",
+                   "Memory held by a session, as a share of the session's limit. At 100 %, the session's requests "
+                   "begin to fail.",
                    f"topk(10, gpu_client:vrambroker_limit_usage:ratio{{{TENANT}}})", BY_SESSION, 8)
     sessions_table(board, "All sessions", TENANT, "Reserved", 10)
 
     board.row("Fragmentation")
     fragmented_and_unused(board, "device", "leased", DEVICE, BY_DEVICE)
     board.series("Free memory that one large request cannot use",
-                 "External fragmentation: 1 - largest free block / all free memory in the sessions' segments. Near 0 %: "
-                 "one large piece. Near 100 %: many small pieces. It says little when little is free.",
+                 "External fragmentation: 1 - largest free block / all free memory in the sessions' segments. "
+                 "Near 0 %: one large piece. Near 100 %: many small pieces. The figure says little when little memory "
+                 "is free.",
                  [query(f"vrambroker_device_external_fragmentation_ratio{{{DEVICE}}}", BY_DEVICE)], "percentunit",
                  colors=LINE_AT_50, share=True)
     board.series("Free memory inside the segments",
-                 "All free memory of the sessions and in the daemon's cache; the part that cannot go back to the driver because a "
-                 "used block is in the same segment; and the largest single piece.",
+                 "All: free memory in the sessions' segments and in the daemon's cache. Fragmented: the part that "
+                 "cannot go back to the driver because the same segment contains a used block. Largest free block: the "
+                 "largest single piece.",
                  [query(f"sum(vrambroker_device_cached_free_bytes{{{DEVICE}}})", "all"),
                   query(f"sum(vrambroker_device_inactive_split_bytes{{{DEVICE}}})", "fragmented"),
                   query(f"max(vrambroker_device_largest_free_block_bytes{{{DEVICE}}})", "largest free block")], "bytes")
     title, description, targets, unit, width = free_blocks(
-        "Free memory by size of the free blocks", "of all sessions, and of those that the daemon caches",
+        "Free memory by size of the free blocks", "of all sessions, and in segments cached by the daemon",
 "vrambroker_device_free_block_bytes", DEVICE, 12)
     board.series(title, description, targets, unit, width, 9, stacked=True, paint=PIECES)
     board.series("Free blocks by size",
-                 "Number of free blocks of each size in the segments of all sessions. Segments that the daemon caches count as blocks.",
+                 "Number of free blocks of each size in the segments of all sessions. Segments cached by the daemon "
+                 "count as blocks.",
                  [query(f'sum(vrambroker_device_free_blocks{{{DEVICE}, size="{size}"}})', name) for size, name in SIZES], "none",
                  12, 9, stacked=True, paint=PIECES)
     board.series(
-        "What the sessions' memory consists of", ANATOMY,
+        "Composition of the sessions' memory", ANATOMY,
         anatomy(lambda name: f"sum(vrambroker_device_{name}{{{DEVICE}}})", reclaimable, held="leased_bytes"), "bytes", 12, 9, stacked=True, paint=PARTS)
     board.series("Segments and blocks",
-                 "Segments that sessions hold, and the blocks in use in them. One block in use is enough to keep its "
+                 "Segments held by sessions, and blocks in use in these segments. A single block in use keeps its "
                  "whole segment.",
                  [query(f"sum(vrambroker_device_segments{{{DEVICE}}})", "segments"),
                   query(f"sum(vrambroker_device_blocks{{{DEVICE}}})", "blocks")], "none", 12, 9)
 
     board.row("Guarantees, waiting, reclaim")
     board.series("Guarantees and capacity",
-                 "Committed: memory that is held or kept free for guarantees, so that nobody else can get it. When "
-                 "it reaches the capacity, new guarantees are refused, and sessions without a guarantee cannot grow.",
+                 "Committed: memory held by sessions or kept free for guarantees. When the committed memory reaches "
+                 "the capacity, the daemon refuses new guarantees, and sessions without a guarantee cannot grow.",
                  [query(f"sum(vrambroker_device_{name}_bytes{{{DEVICE}}})", name)
                   for name in ("capacity", "committed", "guaranteed", "reserved")], "bytes")
-    board.series("Waiting requests", "Requests that currently wait for others to give memory back.",
+    board.series("Waiting requests", "Requests that currently wait until other sessions give memory back.",
                  [query(f"vrambroker_device_waiting_requests{{{DEVICE}}}", BY_DEVICE)], "none")
     board.series("Longest current wait", "How long the oldest waiting request has waited. 0: no request waits.",
                  [query(f"(vrambroker_device_oldest_waiting_timestamp_seconds{{{DEVICE}}} > bool 0)"
                         f" * clamp_min(time() - vrambroker_device_oldest_waiting_timestamp_seconds{{{DEVICE}}}, 0)", BY_DEVICE)], "s")
     board.series("Finished waits, and reclaims",
-                 "Requests that waited, by outcome: granted, refused after the longest wait that they allowed, or "
-                 "cancelled by the client. reclaims: how often sessions were asked to give reclaimable memory back.",
+                 "Requests that waited, by outcome: granted, refused after the longest allowed wait, or cancelled by "
+                 "the client. reclaims: how often the daemon asked sessions for reclaimable memory.",
                  [query(increase("vrambroker_device_wait_duration_seconds_count", "outcome", DEVICE), "{{outcome}}"),
                   query(increase("vrambroker_device_reclaims_total", "", DEVICE), "reclaims")], "none", 6, events=True)
     board.series("Wait time", "Median and 95th percentile of the finished waits.",
                  [query(quantile(q, "vrambroker_device_wait_duration_seconds", "", DEVICE), name)
                   for q, name in ((0.5, "median"), (0.95, "95 %"))], "s", 6)
     board.series("Reclaim",
-                 "Reclaimable memory that others needed: how much the sessions were asked for, and how much they gave back.",
+                 "Reclaimable memory needed by other sessions: how much memory the daemon asked for, and how much "
+                 "memory came back.",
                  [query(rate("vrambroker_device_reclaim_asked_bytes_total", "", DEVICE), "asked for"),
                   query(rate("vrambroker_device_reclaimed_bytes_total", "", DEVICE), "given back")], "Bps", 6)
     board.series("Reclaim time",
-                 "Time from asking a session for reclaimable memory until it has answered: median and 95th percentile.",
+                 "Time from asking a session for reclaimable memory to the session's answer: median and 95th "
+                 "percentile.",
                  [query(quantile(q, "vrambroker_device_reclaim_duration_seconds", "", DEVICE), name)
                   for q, name in ((0.5, "median"), (0.95, "95 %"))], "s", 6)
 
@@ -485,120 +497,126 @@ def overview():
     board.row("Refusals")
     board.series("Refused by reason",
                  "Requests that got no memory. limit: the session's own limit. capacity: the device is full. "
-                 "fragmentation: it would fit but for holes between used blocks. larger_than_device: the request can "
-                 "never fit.",
+                 "fragmentation: the free memory suffices, but lies in holes between used blocks. larger_than_device: "
+                 "the request can never fit.",
                  [query(increase("vrambroker_device_ooms_total", "reason", DEVICE), "{{reason}}")], "none", events=True, paint=REASONS)
     board.series("Refused by tenant",
-                 "Requests that got no memory, also of sessions that have ended since.",
+                 "Requests that got no memory, including requests from ended sessions.",
                  [query(increase("vrambroker_tenant_ooms_total", "tenant", TENANT), "{{tenant}}")], "none", events=True)
     board.series("Sessions ended after a refusal",
-                 "Sessions that ended within a minute of a request that was refused, as a program does that dies of it. "
-                 "vramctl ooms shows what they asked for, and why they did not get it.",
+                 "Sessions that ended within a minute of a refused request. A program that gets no memory often ends. "
+                 "vramctl ooms lists the refused requests and their causes.",
                  [query(increase("vrambroker_tenant_sessions_ended_after_oom_total", "tenant", TENANT), "{{tenant}}")], "none", events=True)
     board.series("Refused by session: top ten",
-                 "Sessions whose requests got no memory, and why. Empty when nothing was refused.",
+                 "Sessions whose requests got no memory, and the causes. The panel is empty when the daemon has "
+                 "refused no request.",
                  [query(f"topk(10, {increase('vrambroker_client_ooms_total', 'client, reason', TENANT)}) > 0",
                         "{{client}}: {{reason}}")], "none", 12, events=True)
     board.series("Requests that flushed the cache first",
-                 "A session at its limit gives all of its cache back to get one block, and then builds it up again. "
-                 "That is slow, and the next step is a refusal.",
+                 "A session at its limit gives its whole cache back to get a single block, and then fills the cache "
+                 "again. Flushing is slow, and a refusal comes next.",
                  [query(increase("vrambroker_device_alloc_retries_total",
                                  "instance, gpu", DEVICE), BY_DEVICE)], "none", 12, events=True)
 
     board.row("Driver and requests")
     board.series("Segment traffic",
-                 "Segments obtained from the driver and given back to it, which is slow. Handed over: cached segments "
-                 "that went to the next session without a driver call. Zeroed: new segments that were cleared before "
-                 "a session got them.",
+                 "Segments obtained from the driver and given back to the driver; both are slow. Handed over: cached "
+                 "segments that went to the next session without a driver call. Zeroed: new segments cleared before a "
+                 "session got the segments.",
                  [query(rate("vrambroker_device_segment_allocs_total", "", DEVICE), "from the driver"),
                   query(rate("vrambroker_device_segment_frees_total", "", DEVICE), "to the driver"),
                   query(rate("vrambroker_device_handovers_total", "", DEVICE), "handed over"),
                   query(rate("vrambroker_device_scrubs_total", "", DEVICE), "zeroed")], "ops", 6)
     board.series("Memory handed over and zeroed",
-                 "Cached memory that went from one session to another, and new memory that was zeroed before a session "
-                 "got it.",
+                 "Handed over: cached memory that went from one session to another session. Zeroed: new memory cleared "
+                 "before a session got the memory.",
                  [query(rate("vrambroker_device_handover_bytes_total", "", DEVICE), "handed over"),
                   query(rate("vrambroker_device_scrubbed_bytes_total", "", DEVICE), "zeroed")], "Bps", 6)
-    board.series("Driver call time: 99th percentile", "How long calls to the GPU's driver take, by call.",
+    board.series("Driver call time: 99th percentile", "Time that calls to the GPU's driver take, by call.",
                  [query(quantile(0.99, "vrambroker_device_call_duration_seconds", "call", DEVICE), "{{call}}")], "s", 6)
     board.series("Failed driver calls",
-                 "By call. When allocate fails, the driver usually has no memory left, because others use the GPU.",
+                 "Calls to the GPU's driver that failed. When allocate fails, the driver usually has no memory left, "
+                 "because other processes use the GPU.",
                  [query(increase("vrambroker_device_call_errors_total",
                                  "call", DEVICE), "{{call}}")], "none", 6, events=True)
-    board.series("Requests by method", "Requests that the daemon answered per second.",
+    board.series("Requests by method", "Requests answered by the daemon per second.",
                  [query(rate("vrambroker_rpc_requests_total", "method") + " > 0", "{{method}}")], "reqps", 6)
     board.series("Request time: 95th percentile",
-                 "Time in the daemon, by method, including waits for memory. Below a millisecond when no driver call "
-                 "is needed.",
+                 "Time in the daemon, by method, including waits for memory. Requests without a driver call take less "
+                 "than a millisecond.",
                  [query(quantile(0.95, "vrambroker_rpc_duration_seconds", "method"), "{{method}}")], "s", 6)
     board.series("Failed requests",
-                 "As a share of all requests of the method, for any reason, including refusals for lack of memory.",
+                 "Failed requests as a share of all requests of the method, for any reason, including refusals for "
+                 "lack of memory.",
                  [query('sum by (method) (rate(vrambroker_rpc_requests_total{%s, code!="OK"}[$__rate_interval]))'
                         " / (sum by (method) (rate(vrambroker_rpc_requests_total{%s}[$__rate_interval])) > 0)" % (DAEMON, DAEMON),
                         "{{method}}")], "percentunit", 6, share=True)
     board.series("Requests in progress",
-                 "Requests that the daemon has not answered yet, by method. Session: one for each connected client, "
-                 "for as long as it lives.",
+                 "Requests that the daemon has not answered yet, by method. Session: a request of each connected "
+                 "client, open while the client lives.",
                  [query(f"sum by (method) (vrambroker_rpc_in_flight{{{DAEMON}}}) > 0", "{{method}}")], "none", 6)
 
     board.row("Devices and daemons")
     board.series("Memory as the driver sees it",
-                 "Memory that the daemons hold, that others use (processes that bypass the daemon, and all CUDA "
-                 "contexts; not counted on host devices), and that the driver has free.",
+                 "Memory held by the daemons, memory used by others, and free memory. Used by others: memory of "
+                 "processes that bypass the daemon, and of all CUDA contexts; not counted on host devices.",
                  [query(f"sum(vrambroker_device_reserved_bytes{{{DEVICE}}})", "held by the daemon"),
                   query(f"sum(gpu:vrambroker_foreign:bytes{{{DEVICE}}}) or vector(0)", "used by others"),
                   query(f"sum(vrambroker_device_memory_free_bytes{{{DEVICE}}})", "free")], "bytes", 6, stacked=True)
     board.series("Capacity that the driver does not have",
-                 "What the daemon does not hand out of its capacity, because CUDA contexts of clients and other programs use "
-                 "more than the headroom, or the next client's context needs it. Raise headroom, or run fewer processes.",
+                 "Part of the capacity that the daemon does not hand out: CUDA contexts of clients and other programs "
+                 "use more than the headroom, or the next client's context needs memory. Raise headroom, or run fewer "
+                 "processes.",
                  [query(f"vrambroker_device_outside_bytes{{{DEVICE}}}", BY_DEVICE)], "bytes", 6)
-    board.series("What processes use beyond what is charged",
-                 "By NVML, on GPUs. overhead: CUDA contexts and libraries of the daemon and its clients. uncharged: what clients "
-                 "use beyond that and overhead_allowance, past the broker. unused: charged to counted clients, and not on the "
-                 "GPU. All are 0 where the driver does not tell: vramctl status says why.",
+    board.series("Memory of processes beyond the charge",
+                 "Figures from NVML, on GPUs. overhead: CUDA contexts and libraries of the daemon and its clients. "
+                 "uncharged: overhead beyond overhead_allowance, obtained by clients past the broker. unused: charged "
+                 "to counted clients, and not on the GPU. All figures are 0 where the driver gives none: vramctl "
+                 "status says why.",
                  [query(f"sum(vrambroker_device_overhead_bytes{{{DEVICE}}})", "overhead"),
                   query(f"sum by (kind) (vrambroker_device_drift_bytes{{{DEVICE}}})", "{{kind}}")], "bytes", 6)
-    board.series("Programs that nobody counts",
-                 "By NVML, on GPUs: what processes use that are no clients, in all and by command. vramctl status has their pids "
-                 "and users.",
+    board.series("Uncounted programs",
+                 "Memory used by processes that are not clients, in all and by command, by NVML, on GPUs. vramctl "
+                 "status names their pids and users.",
                  [query(f"sum(vrambroker_device_uncounted_bytes{{{DEVICE}}})", "all"),
                   query(f"sum by (process) (vrambroker_device_uncounted_process_bytes{{{DEVICE}}})", "{{process}}")], "bytes", 6)
-    board.series("What clients' processes use",
-                 "By NVML, on GPUs: all that the processes of sessions use, and what of it is overhead: CUDA contexts and "
-                 "libraries.",
+    board.series("Memory of clients' processes",
+                 "Memory used by the sessions' processes, by NVML, on GPUs. overhead: the part used by CUDA contexts "
+                 "and libraries.",
                  [query(f"sum(vrambroker_client_used_bytes{{{DEVICE}}})", "used"),
                   query(f"sum(vrambroker_client_overhead_bytes{{{DEVICE}}})", "overhead")], "bytes", 6)
     board.series("Quarantined memory by reason",
-                 "Memory that nobody else may get yet. disconnected: the session's stream broke, but its process "
-                 "lives. ended: an operator ended the session, but its process has not let go. settling: its process "
-                 "has ended. held_open: another process still has it open. refused: the driver does not take it back; the "
-                 "daemon tries again.",
+                 "Memory not available to other sessions yet. disconnected: the session's stream broke, but its "
+                 "process lives. ended: an operator ended the session, but its process still holds the memory. "
+                 "settling: its process has ended. held_open: another process still has the memory open. refused: the "
+                 "driver does not take the memory back; the daemon tries again.",
                  [query(f"sum by (reason) (vrambroker_device_quarantined_bytes{{{DEVICE}}})", "{{reason}}"),
                   query(f"sum(vrambroker_device_unfreed_bytes{{{DEVICE}}})", "refused")], "bytes", 6, stacked=True)
     board.series("Oldest quarantine",
-                 "How long memory of an ended process has been in quarantine. Normal: about a second.",
+                 "Longest time that memory of an ended process has been in quarantine. About a second is normal.",
                  [query(f"vrambroker_device_quarantine_age_seconds{{{DEVICE}}}", BY_DEVICE)], "s", 6)
     board.series("Carried over",
-                 "Memory that processes still hold from an earlier run of the daemon: all of it, and what is charged to "
+                 "Memory that processes still hold from an earlier run of the daemon. sessions: the part charged to "
                  "sessions. The rest belongs to processes without a session (vramctl quarantine).",
                  [query(f"sum(vrambroker_device_carried_over_bytes{{{DEVICE}}})", "all"),
                   query(f"sum(vrambroker_client_carried_over_bytes{{{DEVICE}}})", "sessions")], "bytes", 6)
     board.series("Held back",
-                 "Free memory that is kept for a moment for a request that has waited (hold_back_time).",
+                 "Free memory kept for a moment for a request that has waited (hold_back_time).",
                  [query(f"vrambroker_device_held_back_bytes{{{DEVICE}}}", BY_DEVICE)], "bytes", 6)
     board.series("HTTP connections",
-                 "Open connections to the daemons' HTTP ports. Dropped: connections that were closed for others or too slow. "
-                 "Port taken: attempts to listen that failed because another program has the port.",
+                 "Open connections to the daemons' HTTP ports. Dropped: connections that the daemon closed because "
+                 "they were too slow, or to admit other connections. Port taken: failed attempts to listen, because "
+                 "another program uses the port.",
                  [query(f"sum(vrambroker_http_connections{{{DAEMON}}})", "open"),
                   query(increase("vrambroker_http_connections_dropped_total", "reason"), "dropped: {{reason}}"),
                   query(increase("vrambroker_http_listen_failures_total"), "port taken")], "none", 6)
     board.series("Sessions by state",
-                 "active: connected. disconnected: the stream broke; the memory is kept until the process reconnects "
-                 "or ends. ended: an operator ended the session, but its process has not let go.",
+                 "active: connected. disconnected: the stream broke; the daemon keeps the memory until the process "
+                 "reconnects or ends. ended: an operator ended the session, but its process still holds the memory.",
                  [query(f"sum by (state) (vrambroker_sessions{{{DAEMON}}})", "{{state}}")], "none", 6, stacked=True)
     board.series("Sessions opened and closed",
-                 "Opened, refused, and closed by reason. goodbye is the normal reason; process_ended means that the "
-                 "process died or was killed.",
+                 "Sessions opened, refused, and closed, by reason. goodbye is the normal reason; process_ended means "
+                 "that the process died or was killed.",
                  [query(increase("vrambroker_sessions_opened_total"), "opened"),
                   query(increase("vrambroker_sessions_refused_total"), "refused"),
                   query(increase("vrambroker_sessions_closed_total",
@@ -606,37 +624,40 @@ def overview():
     board.series("Daemon: CPU", "CPU cores that the daemon keeps busy.",
                  [query(f"rate(process_cpu_seconds_total{{{DAEMON}}}[$__rate_interval])", "{{instance}}")], "none", 6)
     board.series("Daemon: memory",
-                 "The daemon's own memory on the host. With host devices it includes what clients have written.",
+                 "The daemon's own memory on the host. With host devices, the figure includes memory written by "
+                 "clients.",
                  [query(f"process_resident_memory_bytes{{{DAEMON}}}", "{{instance}} resident"),
                   query(f"process_virtual_memory_bytes{{{DAEMON}}}", "{{instance}} virtual")], "bytes", 6)
     board.series("Daemon: open files",
-                 "Open file descriptors, as a share of the maximum. Sessions and segments of host devices need some.",
+                 "Open file descriptors, as a share of the maximum. Sessions and segments of host devices need "
+                 "descriptors.",
                  [query(f"process_open_fds{{{DAEMON}}} / process_max_fds{{{DAEMON}}}", "{{instance}}")], "percentunit", 6, share=True,
                  colors=thresholds((None, "transparent"), (0.8, "orange")))
-    board.series("Daemon: scrape time", "Time that the daemon took to collect all of its metrics.",
+    board.series("Daemon: scrape time", "Time that the daemon took to collect its metrics.",
                  [query(f"vrambroker_collect_duration_seconds{{{DAEMON}}}", "{{instance}}")], "s", 6)
     board.identities("Devices",
                      "Devices that the daemons serve. The number is the daemon's own; the UUID is the driver's.",
                      f"vrambroker_device_info{{{DEVICE}}}",
                      {"instance": "Daemon", "gpu": "Device", "name": "Name", "kind": "Kind", "uuid": "UUID"},
                      width=10, height=8)
-    board.identities("Daemons", "Versions of the daemons, and of the CUDA Toolkit that they were built with. With any, or none, they use the driver that is "
-                     "installed.",
+    board.identities("Daemons", "Versions of the daemons, and of the CUDA Toolkit used to build them. All daemons use "
+                                "the installed driver, whatever the Toolkit's version.",
                      f"vrambroker_build_info{{{DAEMON}}}",
                      {"instance": "Daemon", "version": "Version", "revision": "Revision", "cuda_version": "CUDA Toolkit"},
                      width=8, height=8)
     board.stat("Sessions shown as _other",
-               "Sessions beyond metrics.max_clients or max_clients_per_uid. Their figures are added up under the name "
-               "_other.",
+               "Sessions beyond metrics.max_clients or max_clients_per_uid. The name _other stands for the sum of "
+               "their figures.",
                f"sum(vrambroker_clients_folded{{{DAEMON}}})", width=6, colors=ANY_IS_NOTABLE)
     board.stat("Failed scrapes, last hour",
-               "Scrapes that failed in the daemon. Most likely it ran out of memory; if not, please report a bug.",
+               "Scrapes that failed in the daemon. Most likely the daemon ran out of memory; if not, please report a "
+               "bug.",
                f"round(sum(increase(vrambroker_collect_errors_total{{{DAEMON}}}[1h])))", width=6, colors=ANY_IS_BAD, decimals=0)
     board.stat("Rejected configurations",
-               "Daemons whose last reload failed, so that the old configuration is still in force.",
+               "Daemons whose last reload failed: the old configuration is still in force.",
                f"sum(1 - vrambroker_config_last_reload_successful{{{DAEMON}}})", width=6, colors=ANY_IS_BAD)
     board.stat("Configuration in force since",
-               "When a daemon last accepted a configuration: the latest time of all daemons.",
+               "Latest time at which a daemon accepted a configuration, over all daemons.",
                f"1000 * max(vrambroker_config_last_reload_success_timestamp_seconds{{{DAEMON}}})", unit="dateTimeAsIso",
                width=6, colors=NEUTRAL)
     return board
@@ -648,8 +669,8 @@ def overview():
 def session():
     board = Dashboard(
         "vrambroker-session", "vrambroker: Session and fragmentation",
-        "One or more sessions in detail: how much they hold, what their memory consists of, and why requests fail. "
-        "Select them above.",
+        "One or more sessions in detail: held memory, its composition, and causes of refusals. Select the sessions "
+        "above.",
         VARIABLES + [SESSION_VARIABLE], [link("GPU memory overview", "vrambroker-overview")])
     annotate_daemon(board)
     board.annotate("Out of memory", increase("vrambroker_client_ooms_total", "client, gpu, reason", SESSION) + " > 0", "red",
@@ -662,29 +683,32 @@ def session():
 
     board.row("Share")
     board.stat("Reserved, % of limit",
-               "Memory that the selected sessions hold, as a share of their limits. At 100 % they give back what "
-               "is reclaimable, and then requests fail.",
+               "Memory held by the selected sessions, as a share of their limits. At 100 %, the sessions give back "
+               "reclaimable memory, and then requests fail.",
                f"sum(vrambroker_client_reserved_bytes{{{SESSION}}}) / sum({limited})", colors=USAGE, share=True)
-    board.stat("Allocated, % of limit", "Memory that their programs use, as a share of their limits.",
+    board.stat("Allocated, % of limit", "Memory used by the sessions' programs, as a share of the limits.",
                f"sum(vrambroker_client_allocated_bytes{{{SESSION}}}) / sum({limited})", colors=USAGE, share=True)
     board.stat("Fragmented",
-               "Free memory beside used blocks, which no trim gives back, as a share of what they hold. Take a look above 30 % "
-               "(a rule of thumb).",
+               "Free memory beside used blocks, which no trim gives back, as a share of the held memory. Take a look "
+               "above 30 % (a rule of thumb).",
                f"{total('inactive_split_bytes')} / ({total('reserved_bytes')} > 0) or vector(0)", colors=FRAGMENTATION, share=True)
-    board.stat("Limit", "The most that they may hold together.", total("limit_bytes"), "bytes", NEUTRAL)
-    board.stat("Guarantee", "Memory kept free for them, whether they hold it or not.",
+    board.stat("Limit", "The most memory that the sessions may hold together.", total("limit_bytes"), "bytes", NEUTRAL)
+    board.stat("Guarantee", "Memory kept free for the sessions, including the part that the sessions hold.",
                             total("guarantee_bytes"), "bytes", NEUTRAL)
-    board.stat("Peak use", "The most bytes in use at one time, since the session began or its peaks were reset.",
+    board.stat("Peak use", "The most bytes in use at one time, since the session began or since the last reset of its "
+                           "peaks.",
                total("peak_allocated_bytes"), "bytes", NEUTRAL)
-    board.stat("Waiting now", "Their requests that wait for others to give memory back.", total("waiting_requests"),
+    board.stat("Waiting now", "Requests of the sessions that wait until other sessions give memory back.",
+                              total("waiting_requests"),
                colors=ANY_IS_NOTABLE)
-    board.stat("Refused", "Their requests that got no memory, in the time range shown.",
+    board.stat("Refused", "Requests of the sessions that got no memory, in the time range shown.",
                f"round(sum(increase(vrambroker_client_ooms_total{{{SESSION}}}[$__range])))", colors=ANY_IS_NOTABLE, decimals=0)
 
     board.row("Anatomy")
-    board.series("What the memory consists of", ANATOMY, anatomy(total, total("idle_bytes")), "bytes", 14, 9, stacked=True, paint=PARTS)
+    board.series("Composition of the memory", ANATOMY, anatomy(total, total("idle_bytes")), "bytes", 14, 9, stacked=True,
+                 paint=PARTS)
     board.series("Between guarantee and limit",
-                 "Memory that the sessions hold and use, compared with their guarantees and limits.",
+                 "Memory held and used by the sessions, compared with their guarantees and limits.",
                  [query(total(name + "_bytes"), legend) for name, legend in
                   (("limit", "limit"), ("reserved", "reserved"), ("allocated", "allocated"), ("guarantee", "guarantee"),
                    ("peak_reserved", "peak reserved"))], "bytes", 10, 9)
@@ -697,7 +721,7 @@ def session():
                  [query(f"vrambroker_client_external_fragmentation_ratio{{{SESSION}}}", BY_SESSION)], "percentunit", colors=LINE_AT_50,
                  share=True)
     board.series("Fragmented and lost memory",
-                 "As a share of the memory they hold. Fragmented: free memory beside used blocks, which cannot be given "
+                 "Shares of the sessions' memory. Fragmented: free memory beside used blocks, which cannot be given "
                  "back. Lost: bytes lost to rounding up to block sizes.",
                  [query(f"{total('inactive_split_bytes')} / ({total('reserved_bytes')} > 0) or vector(0)", "fragmented"),
                   query(f"clamp_min({total('allocated_bytes')} - {total('requested_bytes')}, 0) / ({total('reserved_bytes')} > 0)"
@@ -706,33 +730,33 @@ def session():
         "Free memory by size of the free blocks", "of the sessions", "vrambroker_client_free_block_bytes", SESSION, 12)
     board.series(title, description, targets, unit, width, 9, stacked=True, paint=PIECES)
     board.series("Largest free block and all free memory",
-                 "A request larger than the largest free block needs new memory, no matter how much is free.",
+                 "A request larger than the largest free block needs new memory, no matter how much memory is free.",
                  [query(f"vrambroker_client_largest_free_block_bytes{{{SESSION}}}", BY_SESSION + ": largest"),
                   query(f"vrambroker_client_cached_free_bytes{{{SESSION}}}", BY_SESSION + ": all")], "bytes", 12, 9)
     growth = f"vrambroker_client_fragmentation_growth_bytes_per_second{{{SESSION}}}"
     board.series("Growth of fragmentation",
-                 "How fast a session holds more memory that it cannot give back, while it uses no more than before. 0: there is no "
-                 "trend. A trend is seen after about eight minutes (fragmentation_window).",
+                 "Growth of a session's fragmented memory, while the session uses no more memory than before. 0: no "
+                 "trend. The daemon sees a trend after about eight minutes (fragmentation_window).",
                  [query(growth, BY_SESSION)], "Bps", 12)
-    board.series("Refused at this rate in",
-                 "When the growth of fragmentation will have used up the session's limit, its user's limit or the GPU. Shown as one "
-                 "day at most, and where there is no trend.",
+    board.series("Time until refusals at this rate",
+                 "Time until the growth of fragmentation has used up the session's limit, its user's limit or the GPU. "
+                 "The panel shows one day at most, and one day without a trend.",
                  [query(f"clamp_max(vrambroker_client_refusal_expected_seconds{{{SESSION}}}, 86400) or {growth} * 0 + 86400",
                         BY_SESSION)], "s", 12, colors=thresholds((None, "orange"), (3600, "transparent")))
 
     board.row("Activity")
-    board.series("Segments and blocks", "Segments that the sessions hold, and the blocks in use in them.",
+    board.series("Segments and blocks", "Segments held by the sessions, and blocks in use in these segments.",
                  [query(total("segments"), "segments"), query(total("blocks"), "blocks")], "none", 6)
-    board.series("Allocations and frees", "Blocks that programs got and gave back per second.",
+    board.series("Allocations and frees", "Blocks allocated and freed by programs per second.",
                  [query(rate("vrambroker_client_allocs_total", "", SESSION), "allocations"),
                   query(rate("vrambroker_client_frees_total", "", SESSION), "frees")], "ops", 6)
     board.series("Refused by reason",
-                 "Why requests got no memory. limit: the session's own limit. capacity: the device is full. "
-                 "fragmentation: it would fit but for holes between used blocks. larger_than_device: the request can "
+                 "Causes of refusals. limit: the session's own limit. capacity: the device is full. fragmentation: the "
+                 "free memory suffices, but lies in holes between used blocks. larger_than_device: the request can "
                  "never fit.",
                  [query(increase("vrambroker_client_ooms_total", "reason", SESSION), "{{reason}}")], "none", 6, events=True, paint=REASONS)
     board.series("Requests that flushed the cache first",
-                 "A session at its limit gives all of its cache back to get one block. The next step is a refusal.",
+                 "A session at its limit gives its whole cache back to get a single block. A refusal comes next.",
                  [query(increase("vrambroker_client_alloc_retries_total",
                                  "client, gpu", SESSION), BY_SESSION)], "none", 6, events=True)
 
@@ -741,12 +765,13 @@ def session():
     board.series("Tenant: reserved, allocated, reclaimable, guaranteed", "All sessions of the selected tenants together.",
                  [query(f"sum(vrambroker_tenant_{name}_bytes{{{TENANT}}})", legend) for name, legend in
                   (("reserved", "reserved"), ("allocated", "allocated"), ("idle", "reclaimable"), ("guarantee", "guaranteed"))], "bytes", 8)
-    board.series("Tenant: sessions", "Sessions of each selected tenant, on the device where it has most.",
+    board.series("Tenant: sessions", "Sessions of each selected tenant, on the device with the most sessions of the "
+                                     "tenant.",
                  [query(f"max by (tenant) (vrambroker_tenant_sessions{{{TENANT}}})", "{{tenant}}")], "none", 4)
     board.identities("Session details",
-                     "Number: the session's id in logs, vramctl and the web page. Rule: the rule of the "
-                     "configuration that gave it its limit. Placement: whether the allocator runs in the client "
-                     "(leased) or in the daemon (remote).",
+                     "Number: the session's id in logs, vramctl and the web page. Rule: the rule of the configuration "
+                     "that gave the session its limit. Placement: whether the allocator runs in the client (leased) or "
+                     "in the daemon (remote).",
                      f'vrambroker_client_info{{{DAEMON}, tenant=~"$tenant", client=~"$client"}}',
                      {"client": "Session", "session": "Number", "tenant": "Tenant", "uid": "User", "rule": "Rule", "placement": "Placement"},
                      width=12, height=8)

@@ -18,7 +18,7 @@ from load import CAPACITY, KIB, MIB, PATIENCE, Load, LoadedTest, wait_for
 
 CHROMIUM = os.environ.get("CHROMIUM", "chromium")
 # Panels whose queries may find no series, with the reason.
-MAY_BE_EMPTY = {("overview", "Programs that nobody counts"): "host devices do not tell"}
+MAY_BE_EMPTY = {("overview", "Uncounted programs"): "host devices do not tell"}
 
 # Exported metrics that no dashboard shows, with the reason.
 NOT_SHOWN = {"vrambroker_device_processes_known": "for those who alert on it; vramctl status says why it is 0"}
@@ -66,8 +66,8 @@ TRAIN_A = {
     "Guarantee": {"": 0},
     "Peak use": {"": 80 * MIB},
     "Waiting now": {"": 0},
-    "What the memory consists of": {"asked for": 40 * MIB, "rounding": 0, "waiting for a stream": 0,
-                                    "fragmented": 40 * MIB, "reclaimable": 0, "unknown": 0},
+    "Composition of the memory": {"asked for": 40 * MIB, "rounding": 0, "waiting for a stream": 0,
+                                  "fragmented": 40 * MIB, "reclaimable": 0, "unknown": 0},
     "Between guarantee and limit": {"limit": 80 * MIB, "reserved": 80 * MIB, "allocated": 40 * MIB, "guarantee": 0,
                                     "peak reserved": 80 * MIB},
     "Fragmented and unused memory": {"train-a gpu 0: fragmented": 0.5, "train-a gpu 0: unused": 0.5},
@@ -76,14 +76,14 @@ TRAIN_A = {
     "Free memory by size of the free blocks": {"2 to 16 MiB": 40 * MIB, "16 to 128 MiB": 0, "below 4 KiB": 0},
     "Largest free block and all free memory": {"train-a gpu 0: largest": 5 * MIB, "train-a gpu 0: all": 40 * MIB},
     "Growth of fragmentation": {"train-a gpu 0": 0},
-    "Refused at this rate in": {"train-a gpu 0": 86400},
+    "Time until refusals at this rate": {"train-a gpu 0": 86400},
     "Segments and blocks": {"segments": 4, "blocks": 8},
 }
 SERVE_API = {
     "Reserved, % of limit": {"": 54 / 160},
     "Guarantee": {"": 64 * MIB},
-    "What the memory consists of": {"asked for": 40 * MIB + 1000, "rounding": 24, "waiting for a stream": 0,
-                                    "fragmented": 2 * MIB - KIB, "reclaimable": 12 * MIB},
+    "Composition of the memory": {"asked for": 40 * MIB + 1000, "rounding": 24, "waiting for a stream": 0,
+                                  "fragmented": 2 * MIB - KIB, "reclaimable": 12 * MIB},
     "Free memory by size of the free blocks": {"256 KiB to 2 MiB": 2 * MIB - KIB, "2 to 16 MiB": 12 * MIB, "below 4 KiB": 0},
     "Segments and blocks": {"segments": 3, "blocks": 2},
 }
