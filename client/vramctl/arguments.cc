@@ -30,11 +30,11 @@ constexpr char kHelp[] = "Help";
 
 // Completion offers session names for arguments of this type.
 constexpr char kSession[] = "SESSION";
-constexpr char kNameOrId[] = "Name or id; id:ID or name:NAME where a number could be either.";
+constexpr char kNameOrId[] = "Name or id. Write id:ID or name:NAME for a number that could be a name or an id.";
 
 constexpr char kFooter[] =
-    "SESSION is a session's name or its id. A number that is the id of one session and\n"
-    "the name of another one is refused: id:5 is always the id, name:5 always the name.\n"
+    "SESSION is a session's name or id. A number that is the id of one session and the\n"
+    "name of another session is refused: id:5 is always the id, name:5 always the name.\n"
     "\n"
     "The socket directory also comes from $VRAMBROKER_SOCKET_DIR. `vramctl help COMMAND`\n"
     "explains a command.\n"
@@ -98,22 +98,23 @@ void AddReplayOptions(CLI::App* command, Context* context) {
   command->add_option("--conf", flags.conf, "File with lines alloc_conf=, device_bytes= and fraction=.")
       ->type_name("FILE");
   command
-      ->add_option("--alloc-conf", flags.alloc_conf,
-                   "Allocator settings in PyTorch's syntax, as max_split_size_mb:128. Default: those of the recording.")
+      ->add_option(
+          "--alloc-conf", flags.alloc_conf,
+          "Allocator settings in PyTorch's syntax, as max_split_size_mb:128. Default: the recording's settings.")
       ->type_name("SETTINGS");
   command
       ->add_option("--device-bytes", flags.device_bytes, "Size of the simulated device, as 24GiB. Default: unlimited.")
       ->type_name("BYTES");
   command->add_option("--fraction", flags.fraction, "Memory fraction, 0 to 1.")->type_name("F");
-  AddDevice(command, &context->only_device, "Device whose events a PyTorch snapshot is read for. Default: 0.");
+  AddDevice(command, &context->only_device, "Device whose events are read from a PyTorch snapshot. Default: 0.");
 }
 
 CLI::Option* AddTarget(CLI::App* command, Context* context) {
   return command
       ->add_option(
           "--for", context->target,
-          "Who is to use the settings: vrambroker, or a release of PyTorch, as torch-2.6, which may not have all "
-          "of them. Default: the PyTorch that wrote the snapshot, else vrambroker.")
+          "Program that will use the settings: vrambroker, or a release of PyTorch, as torch-2.6, which may lack some "
+          "settings. Default: the PyTorch that wrote the snapshot, else vrambroker.")
       ->type_name("TARGET");
 }
 
@@ -167,7 +168,7 @@ CommandLine::CommandLine()
   app_->add_option("--format", format_, "text, or json for scripts.")
       ->type_name("FORMAT")
       ->check(CLI::IsMember({"text", "json"}));
-  app_->add_option("--timeout", timeout_seconds_, "How long to wait for the daemon, as 90 or 1m30s. Default: 30.")
+  app_->add_option("--timeout", timeout_seconds_, "Time to wait for the daemon, as 90 or 1m30s. Default: 30.")
       ->type_name("SECONDS")
       ->transform(InSeconds)
       ->check(Between(0.01, 86400));
@@ -201,39 +202,37 @@ void CommandLine::AddCommandsThatShow() {
   // Uses the terms of deploy/GLOSSARY.md.
   constexpr char kWords[] =
       "Words:\n"
-      "  fragmented   holes beside used blocks in a session's segments: cannot be given back\n"
-      "  reclaimable  segments of a session without a block: given back on demand\n"
-      "  unknown      carried over by remote sessions: the daemon does not know its blocks\n"
-      "  cached       segments that the daemon keeps for reuse: of no session\n"
-      "  left behind  of processes that are gone: of no session, and nobody can have it yet\n"
-      "  free         can be given to somebody now: held by nobody, not guaranteed, or cached\n"
+      "  fragmented   free blocks beside used blocks of a session: cannot be given back\n"
+      "  reclaimable  wholly free segments of a session: given back on demand\n"
+      "  unknown      carried over by remote sessions: the allocated part is not known\n"
+      "  cached       segments outside sessions, kept by the daemon for reuse\n"
+      "  left behind  memory of ended processes: not available to anybody yet\n"
+      "  free         memory that can be given out now, including cached memory\n"
       "  unreserved   capacity that is not reserved\n"
-      "  FRAG         fragmented / held by sessions: what no trim gives back";
-  Add(kShow, "status", "Show each device: what its capacity is used for.", [this] {
-    return Status(context_);
-  })->footer(kWords);
-  Add(kShow, "sessions", "List the sessions: whose each one is, what it runs, what it holds, its limit and its age.",
+      "  FRAG         fragmented / held by sessions: the share that no trim gives back";
+  Add(kShow, "status", "Show how each device's capacity is used.", [this] { return Status(context_); })->footer(kWords);
+  Add(kShow, "sessions", "List the sessions, with users, commands, memory, limits and ages.",
       [this] { return Sessions(context_); })
       ->footer(
           "Columns:\n"
           "  COMMAND   the program and its script; other arguments may hold secrets\n"
-          "  LAST USE  since the session last allocated or freed memory, as far as the daemon knows\n"
-          "  FRAG      fragmented / held by sessions: what no trim gives back\n"
-          "Columns that do not fit into the line are left out.");
+          "  LAST USE  time since the session last allocated or freed memory, if known\n"
+          "  FRAG      fragmented / held by the session: the share that no trim gives back\n"
+          "The table leaves out columns that do not fit into the line.");
 
   CLI::App* const top = Add(kShow, "top",
                             "Show devices and sessions live, with bars; change a session. Press h for the keys, Enter "
                             "for a session's details, "
-                            "q to quit. With -b, write them once as text, with the same columns.",
+                            "q to quit. With -b, write devices and sessions once as text, with the same columns.",
                             [this] { return Top(context_); });
   top->footer(kWords);
   top->add_option("--interval", context_.interval, "Seconds between two updates, 0.1 to 3600. Default: 1.")
       ->type_name("SECONDS")
       ->transform(InSeconds);
-  CLI::Option* const batch =
-      top->add_flag("-b,--batch", context_.batch, "Write as text, without a terminal, and end: for pipes and files.")
-          ->disable_flag_override();
-  top->add_option("-n,--count", context_.batches, "Write so many times, one each interval; with -b. Default: 1.")
+  CLI::Option* const batch = top->add_flag("-b,--batch", context_.batch,
+                                           "Write text without using the terminal, then exit: for pipes and files.")
+                                 ->disable_flag_override();
+  top->add_option("-n,--count", context_.batches, "Number of times to write with -b, once per interval. Default: 1.")
       ->type_name("N")
       ->check(Between(1, 4294967295))
       ->needs(batch);
@@ -253,39 +252,43 @@ void CommandLine::AddCommandsThatShow() {
   CLI::App* const map = Add(kShow, "map", "Draw segments with their blocks and holes, the largest segments first.",
                             [this] { return Map(context_, GivenSession("map")); });
   map->footer(kWords);
-  AddSession(map, "Draw only this session, by name or id, or a snapshot's FILE, without a daemon. Default: all.");
-  AddDevice(map, &context_.only_device, "Draw only this device. Default: all.");
+  AddSession(map,
+             "Draw only this session, by name or id, or a snapshot's FILE, without a daemon. Default: all sessions.");
+  AddDevice(map, &context_.only_device, "Draw only this device. Default: all devices.");
 
-  CLI::App* const ooms = Add(kShow, "ooms", "List the last refused requests: whose, why, the figures, what to do.",
-                             [this] { return Ooms(context_); });
+  CLI::App* const ooms =
+      Add(kShow, "ooms", "List the last refused requests, with sessions, causes, figures and remedies.",
+          [this] { return Ooms(context_); });
   CLI::Option* const last =
-      ooms->add_option("--last", context_.last, "How many to show; 0 shows all that the daemon keeps. Default: 20.")
+      ooms->add_option("--last", context_.last,
+                       "Number of requests to show; 0 shows all requests kept by the daemon. Default: 20.")
           ->type_name("N")
           ->check(Between(0, 4294967295));
-  CLI::Option* const of_session = ooms->add_option("--session", context_.session,
-                                                   "Show only those of this session, by name or id. Default: of all.")
-                                      ->type_name(kSession);
-  CLI::Option* const which =
-      ooms->add_option("--diagnose", context_.diagnose, "Try which settings would have served the refusal of this ID.")
-          ->type_name("ID")
-          ->check(Between(1, 9'007'199'254'740'992))
-          ->excludes(last)
-          ->excludes(of_session);
+  CLI::Option* const of_session =
+      ooms->add_option("--session", context_.session,
+                       "Show only requests of this session, by name or id. Default: all sessions.")
+          ->type_name(kSession);
+  CLI::Option* const which = ooms->add_option("--diagnose", context_.diagnose,
+                                              "Find settings with which the refused request ID would have succeeded.")
+                                 ->type_name("ID")
+                                 ->check(Between(1, 9'007'199'254'740'992))
+                                 ->excludes(last)
+                                 ->excludes(of_session);
   AddTarget(ooms, &context_)->needs(which);
 
   CLI::App* const stats = Add(kShow, "stats", "Print every memory statistic, by the names of torch.cuda.memory_stats.",
                               [this] { return Stats(context_, GivenSession("stats")); });
-  AddSession(stats, "Statistics of this session, by name or id. Default: the sum of all.");
+  AddSession(stats, "Statistics of this session, by name or id. Default: the sum of all sessions.");
   AddDevice(stats, &context_.only_device, "Statistics of this device. Default: 0.");
 
   CLI::App* const summary = Add(kShow, "summary", "Print statistics as the table of torch.cuda.memory_summary.",
                                 [this] { return Summary(context_, GivenSession("summary")); });
-  AddSession(summary, "Statistics of this session, by name or id. Default: the sum of all.");
+  AddSession(summary, "Statistics of this session, by name or id. Default: the sum of all sessions.");
   AddDevice(summary, &context_.only_device, "Statistics of this device. Default: 0.");
   summary->add_flag("--abbreviated", context_.abbreviated, "Leave out the rows of the large and the small pool.")
       ->disable_flag_override();
 
-  Add(kShow, "quarantine", "List memory of ended processes that nobody can use yet, and why.",
+  Add(kShow, "quarantine", "List memory left behind by ended processes, or carried over without a session, and why.",
       [this] { return ShowQuarantine(context_); });
 
   CLI::App* const policy =
@@ -295,7 +298,7 @@ void CommandLine::AddCommandsThatShow() {
   policy->require_subcommand(0, 1);
   CLI::App* const explain = policy->add_subcommand(
       "explain",
-      "Show which rule of the policy a process or user gets, what it grants, and why. Default: this process.");
+      "Show the policy's rule for a process or user, the rule's grants, and the reasons. Default: this process.");
   explain->footer("");
   explain->callback([this] { run_ = [this] { return ExplainPolicy(context_); }; });
   explain->add_option("--pid", context_.policy.pid, "Explain for this process.")->type_name("PID");
@@ -317,11 +320,11 @@ void CommandLine::AddCommandsThatChange() {
   AddSession(limit, kNameOrId)->required();
   limit
       ->add_option("LIMIT", value_argument_,
-                   "0.5 or 50% of the capacity, or 512MiB. Memory in use is never taken away.")
+                   "0.5 or 50% of the capacity, or 512MiB. The daemon never takes away memory in use.")
       ->type_name("LIMIT")
       ->required();
 
-  CLI::App* const guarantee = Add(kChange, "guarantee", "Change how much memory is kept free for a session.",
+  CLI::App* const guarantee = Add(kChange, "guarantee", "Change how much memory the daemon keeps free for a session.",
                                   [this] { return SetGuarantee(context_, session_argument_, value_argument_); });
   AddSession(guarantee, kNameOrId)->required();
   guarantee->add_option("GUARANTEE", value_argument_, "0.25 (a quarter of the capacity) or 8GiB; 0 keeps nothing free.")
@@ -329,7 +332,8 @@ void CommandLine::AddCommandsThatChange() {
       ->required();
 
   CLI::App* const priority =
-      Add(kChange, "priority", "Change who is served first, and who is asked last for reclaimable memory.",
+      Add(kChange, "priority",
+          "Change a session's priority: sessions of higher priority are served first, and asked for memory last.",
           [this] { return SetPriority(context_, session_argument_, value_argument_); });
   AddSession(priority, kNameOrId)->required();
   priority->add_option("PRIORITY", value_argument_, "-1000 to 1000; higher is more important.")
@@ -340,29 +344,34 @@ void CommandLine::AddCommandsThatChange() {
                              [this] { return Trim(context_, session_argument_); });
   AddSession(trim, kNameOrId)->required();
 
-  CLI::App* const end = Add(kChange, "end", "End a session. Its memory comes back when its process closes it or exits.",
-                            [this] { return End(context_, session_argument_); });
+  CLI::App* const end = Add(
+      kChange, "end", "End a session. The memory comes back when the session's process releases the memory or exits.",
+      [this] { return End(context_, session_argument_); });
   AddSession(end, kNameOrId)->required();
 
   CLI::App* const release =
-      Add(kChange, "release", "Give the memory that no session holds back to the driver now, for other programs.",
+      Add(kChange, "release", "Give the daemon's cached memory back to the driver now, for other programs.",
           [this] { return ReleaseIdle(context_); });
-  AddDevice(release, &context_.only_device, "Of this device. Default: of all.");
+  AddDevice(release, &context_.only_device, "Release memory of this device only. Default: all devices.");
 
-  Add(kChange, "reload", "Have the daemon read its configuration file again. It applies all of it or nothing.",
+  Add(kChange, "reload",
+      "Make the daemon read its configuration file again. The daemon rejects a file with errors as a whole, and "
+      "names changed fields that need a restart.",
       [this] { return Reload(context_); });
 
   CLI::App* const record = Add(kChange, "record", "Have a session record its last events, for snapshots.",
                                [this] { return Record(context_, session_argument_, value_argument_); });
   AddSession(record, kNameOrId)->required();
-  record->add_option("EVENTS", value_argument_, "How many events to keep, up to 1000000; 0 stops recording.")
+  record
+      ->add_option("EVENTS", value_argument_,
+                   "Number of events to keep on each device, up to 1000000; 0 stops recording.")
       ->type_name("EVENTS")
       ->required();
 }
 
 void CommandLine::AddClaimCommands() {
   CLI::App* const claim = app_->add_subcommand(
-      "claim", "Create, change, show and remove claims: what several processes may have together.");
+      "claim", "Create, change, show and remove claims: shares of the devices for several processes together.");
   claim->group(kChange);
   claim->footer("");
   claim->require_subcommand(0, 1);
@@ -380,127 +389,142 @@ void CommandLine::AddClaimCommands() {
     command->add_option("--limit", flags.limit, limit)->type_name("LIMIT");
     command
         ->add_option("--guarantee", flags.guarantee,
-                     "How much of each device to keep free for the claim: 0.25 (a quarter of the capacity) or 8GiB.")
+                     "Memory of each device to keep free for the claim: 0.25 (a quarter of the capacity) or 8GiB.")
         ->type_name("GUARANTEE");
     command
-        ->add_option("--priority", flags.priority, "-1000 to 1000; higher is served first, and asked for memory last.")
+        ->add_option("--priority", flags.priority,
+                     "-1000 to 1000; claims of higher priority are served first, and asked for memory last.")
         ->type_name("PRIORITY");
     command
         ->add_option("--max-wait", flags.max_wait,
-                     "How long requests may wait for memory, such as 10s, up to 1h; 0s: not at all.")
+                     "Longest wait of requests for memory, such as 10s, up to 1h; 0s: requests never wait.")
         ->type_name("DURATION");
-    command->add_option("--label", flags.labels, "For people and metrics; may be given several times.")
+    command->add_option("--label", flags.labels, "Label for people and metrics. Repeat the option for several labels.")
         ->type_name("KEY=VALUE")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   };
 
-  CLI::App* const create =
-      add("create", "Create a claim. Sessions that connect through its sockets belong to it.", CreateClaim);
-  add_name(create, "Its name: at most 63 letters, digits and . _ - : @.");
+  CLI::App* const create = add(
+      "create", "Create a claim. Sessions that connect through the claim's sockets belong to the claim.", CreateClaim);
+  add_name(create,
+           "Name of the claim: at most 63 letters, digits and . _ - : @. Without the right ADMIN, uUID.NAME, as "
+           "u1000.train.");
   add_terms(create,
-            "What its sessions may have together on each device: 0.5 or 50% of the capacity, or 8GiB. Default: all.");
+            "Most memory of the claim's sessions together on each device: 0.5 or 50% of the capacity, or 8GiB. "
+            "Default: the policy's limit for you; with the right ADMIN, the whole capacity.");
   create
       ->add_option("--owner", flags.owner,
-                   "Who may connect, besides root: a user, USER:GROUP, or any for everyone who can reach the sockets. "
-                   "Default: you, which is root under sudo.")
+                   "User who may connect, besides root: USER, USER:GROUP, or any for everyone who can reach the "
+                   "sockets. Default: you; under sudo, root.")
       ->type_name("OWNER");
-  create->add_option("--tenant", flags.tenant, "Its trust domain. Default: one of its own.")->type_name("TENANT");
-  create->add_option("--device", flags.devices, "A device that it may use; may be given several times. Default: all.")
+  create
+      ->add_option("--tenant", flags.tenant,
+                   "Trust domain of the claim. Default: a separate domain; without the right ADMIN, the policy's "
+                   "tenant for you.")
+      ->type_name("TENANT");
+  create
+      ->add_option("--device", flags.devices,
+                   "Device that the claim may use. Repeat the option for several devices. Default: all devices.")
       ->type_name("N")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 
-  CLI::App* const set = add(
-      "set", "Change a claim. It takes effect at once; a lower limit takes back reclaimable memory only.", ChangeClaim);
-  add_name(set, "Its name.");
-  add_terms(set, "What its sessions may have together on each device: 0.5 or 50% of the capacity, or 8GiB.");
+  CLI::App* const set =
+      add("set", "Change a claim at once. A lower limit takes back only reclaimable memory.", ChangeClaim);
+  add_name(set, "Name of the claim.");
+  add_terms(set, "Most memory of the claim's sessions together on each device: 0.5 or 50% of the capacity, or 8GiB.");
   set->add_flag("--no-labels", flags.no_labels, "Remove all labels. --label replaces all of them.")
       ->disable_flag_override();
 
-  add("ls", "List the claims: who may use them, their limits, what they hold.", ShowClaims);
-  add_name(add("show", "Show a claim, and the sessions in it.", ShowClaim), "Its name.");
+  add("ls", "List the claims, with owners, limits and memory.", ShowClaims);
+  add_name(add("show", "Show a claim and its sessions.", ShowClaim), "Name of the claim.");
 
   CLI::App* const cdi =
-      add("cdi", "Write the file by which container runtimes give a container the claim.", WriteClaimCdi);
-  add_name(cdi, "Its name.");
+      add("cdi", "Write the CDI file with which container runtimes give the claim to a container.", WriteClaimCdi);
+  add_name(cdi, "Name of the claim.");
   cdi->add_option("-o,--output", context_.output,
                   "File to write; - prints it. Default: /run/cdi/vrambroker-NAME.json, where runtimes look.")
       ->type_name("FILE")
       ->check([](const std::string& file) { return file.empty() ? "the name of a file is needed" : ""; }, "");
-  cdi->add_flag(
-         "--preload", flags.preload,
-         "Programs in the container know nothing of the daemon: load the library into them that has their memory "
-         "counted.")
+  cdi->add_flag("--preload", flags.preload,
+                "Load the library that counts memory into the container's programs. For programs that do not know the "
+                "daemon.")
       ->disable_flag_override();
   cdi->footer(
       "Examples:\n  $ sudo vramctl claim cdi team-a\n"
       "  $ sudo podman run --pid=host --device vrambroker.dev/claim=team-a IMAGE");
 
-  CLI::App* const rm = add("rm", "Remove a claim: at once, or when its last session has ended.", RemoveClaim);
-  add_name(rm, "Its name.");
-  rm->add_flag("--revoke", flags.revoke, "End its sessions, too. Default: let them go on, and take no more.")
+  CLI::App* const rm =
+      add("rm", "Remove a claim: at once, or when its sessions have ended and their memory is back.", RemoveClaim);
+  add_name(rm, "Name of the claim.");
+  rm->add_flag("--revoke", flags.revoke,
+               "End the claim's sessions, too. Default: let the sessions go on, and refuse new sessions.")
       ->disable_flag_override();
-  rm->add_flag("--wait", flags.wait, "Wait until it is removed, as long as --timeout says.")->disable_flag_override();
+  rm->add_flag("--wait", flags.wait, "Wait until the claim is removed, for at most --timeout.")
+      ->disable_flag_override();
 }
 
 void CommandLine::AddRun() {
   CLI::App* const run =
-      Add(kChange, "run", "Run a program that knows nothing of the daemon, within a share of the GPU.", [this] {
+      Add(kChange, "run", "Run a program that does not know the daemon, within a share of the GPU.", [this] {
         if (misplaced_program_.empty()) return Run(context_);
         return absl::InvalidArgumentError(absl::StrCat(
             "'", misplaced_program_[0], "' stands before --: vramctl run [OPTIONS] -- PROGRAM [ARGUMENTS]"));
       });
   RunFlags& flags = context_.run;
   // Declared for the help only: Parse() takes PROGRAM and its arguments.
-  run->add_option("PROGRAM", misplaced_program_, "What to run, with its arguments, after --.")
+  run->add_option("PROGRAM", misplaced_program_, "Program to run, with its arguments, after --.")
       ->type_name("-- PROGRAM [ARGUMENTS]");
-  run->add_option(
-         "--limit", flags.limit,
-         "What its processes may have together on each device: 0.4 or 40% of the capacity, or 8GiB. Default: all.")
+  run->add_option("--limit", flags.limit,
+                  "Most memory of the program's processes together on each device: 0.4 or 40% of the capacity, or "
+                  "8GiB. Default: the policy's limit for you; with the right ADMIN, the whole capacity.")
       ->type_name("LIMIT");
-  run->add_option("--guarantee", flags.guarantee,
-                  "How much of each device to keep free for them: 0.25 or 25% of the capacity, or 8GiB. For operators.")
+  run->add_option(
+         "--guarantee", flags.guarantee,
+         "Memory of each device to keep free for the program: 0.25 or 25% of the capacity, or 8GiB. For operators.")
       ->type_name("GUARANTEE");
   run->add_option(
          "--device", flags.devices,
-         "A device that they may use, and see (CUDA_VISIBLE_DEVICES, unless that is set); may be given several "
-         "times. Default: all.")
+         "Device that the program may use, and sees (CUDA_VISIBLE_DEVICES, unless already set). Repeat the option for "
+         "several devices. Default: all devices.")
       ->type_name("N")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   run->add_option("--wait", flags.wait,
-                  "How long a request for memory may wait for others to give some back, such as 10m. Default: not at "
-                  "all.")
+                  "Longest wait of a request until other sessions give memory back, such as 10m. Default: requests do "
+                  "not wait.")
       ->type_name("DURATION");
   run->add_option("--claim", flags.claim,
-                  "Run it in this existing claim; the claim is kept afterwards. --limit then binds each process. "
-                  "Default: in one of its own, "
-                  "which ends with the program.")
+                  "Run the program in this existing claim; the claim is kept afterwards. --limit then binds each "
+                  "process. Default: a new claim, which ends with the program.")
       ->type_name("NAME");
   run->add_flag(
          "--per-process", flags.per_process,
-         "Make no claim: --limit and --device hold for each process by itself. For users whom the policy lets make "
-         "none.")
+         "Make no claim: --limit and --device apply to each process separately. For users without the right to make "
+         "claims.")
       ->disable_flag_override();
-  run->add_option("--name", flags.name, "Name of its sessions. Default: the command name of each process.")
+  run->add_option("--name", flags.name, "Name of the program's sessions. Default: the command name of each process.")
       ->type_name("NAME");
-  run->add_option("--managed", flags.managed,
-                  "count: managed memory (cudaMallocManaged) counts like any other; refuse: there is none. Default: "
-                  "count.")
+  run->add_option(
+         "--managed", flags.managed,
+         "count: managed memory (cudaMallocManaged) counts like other memory; refuse: managed memory is refused. "
+         "Default: count.")
       ->type_name("POLICY")
       ->check(CLI::IsMember({"count", "refuse"}));
   run->add_flag("--report", flags.report,
-                "At the end write to standard error: the peak of its memory, and what was refused or waited.")
+                "At the end, write to standard error: the peak of the memory, and counts of waits and refusals.")
       ->disable_flag_override();
-  run->add_flag("--if-available", flags.if_available, "Run it also without a daemon: nothing bounds its memory then.")
+  run->add_flag("--if-available", flags.if_available,
+                "Run the program even without a daemon; then no limit bounds its memory.")
       ->disable_flag_override();
   run->footer(
-      "A preloaded library counts what the program allocates. It is a seat belt, not a\n"
-      "fence: see UNMODIFIED.md.\n"
+      "A preloaded library counts the program's allocations. The library is a seat\n"
+      "belt, not a fence: see UNMODIFIED.md.\n"
       "\n"
       "Exit status:\n"
-      "  that of the program; the signal that ended it ends vramctl, too\n"
+      "  The program's own status; a signal that ends the program ends vramctl, too.\n"
       "  2                     Wrong use.\n"
       "  125                   Refused or failed; the program was not run.\n"
-      "  126, 127              The program cannot be executed, was not found.\n"
+      "  126                   The program cannot be executed.\n"
+      "  127                   The program was not found.\n"
       "\n"
       "Examples:\n  $ vramctl run --limit 0.4 --wait 10m -- python serve.py --port 8000");
 }
@@ -508,7 +532,7 @@ void CommandLine::AddRun() {
 void CommandLine::AddTools() {
   CLI::App* const hold = Add(kTools, "hold", "Allocate memory, write a pattern to it, and hold it until interrupted.",
                              [this] { return Hold(context_, value_argument_); });
-  hold->add_option("BYTES", value_argument_, "How much, as 512MiB.")->type_name("BYTES")->required();
+  hold->add_option("BYTES", value_argument_, "Amount of memory, as 512MiB.")->type_name("BYTES")->required();
   hold->add_option("--name", context_.name, "Name of the session. Default: $VRAMBROKER_NAME, else vramctl.")
       ->type_name("NAME");
   hold->add_option("--limit", context_.limit,
@@ -523,33 +547,38 @@ void CommandLine::AddTools() {
   hold->footer("Examples:\n  $ vramctl hold 1GiB --limit 0.5 --name trainer");
 
   CLI::App* const snapshot =
-      Add(kTools, "snapshot", "Write what a session holds, and its last events, for pytorch.org/memory_viz.",
+      Add(kTools, "snapshot", "Write a session's segments, blocks and last events, for pytorch.org/memory_viz.",
           [this] { return Snapshot(context_, session_argument_); });
   AddSession(snapshot, kNameOrId);
-  snapshot->add_option("-o,--output", context_.output, "File to write; JSON if it ends in .json; - prints JSON.")
+  snapshot
+      ->add_option("-o,--output", context_.output,
+                   "File to write: a pickle, or JSON if the name ends in .json; - prints JSON.")
       ->type_name("FILE");
-  snapshot->add_option("--diff", context_.diff, "Show what has grown from one snapshot to another, without a daemon.")
+  snapshot
+      ->add_option("--diff", context_.diff, "Show the growth from one snapshot to another snapshot, without a daemon.")
       ->type_name("FILE")
       ->expected(2);
 
-  CLI::App* const trace = Add(kTools, "trace", "Record a session for a while, and write what it did, for `replay`.",
-                              [this] { return RunTrace(context_, session_argument_); });
+  CLI::App* const trace =
+      Add(kTools, "trace", "Record a session for a while, and write the session's events, for `replay`.",
+          [this] { return RunTrace(context_, session_argument_); });
   AddSession(trace, kNameOrId)->required();
   trace
       ->add_option(
           "-o,--output", context_.output,
-          "File to write: a pickle, or JSON, which `replay` does not read, if it ends in .json; - prints JSON.")
+          "File to write: a pickle, or JSON if the name ends in .json; - prints JSON. `replay` reads only the pickle.")
       ->type_name("FILE")
       ->required();
-  CLI::Option* const seconds = trace
-                                   ->add_option("--seconds", context_.trace.seconds,
-                                                "How long, 0.1 to 86400. Default: 10. Ctrl-C ends it early.")
-                                   ->type_name("SECONDS")
-                                   ->transform(InSeconds)
-                                   ->check(Between(0.1, 86400));
+  CLI::Option* const seconds =
+      trace
+          ->add_option("--seconds", context_.trace.seconds,
+                       "Duration of the recording, 0.1 to 86400. Default: 10. Ctrl-C ends the recording early.")
+          ->type_name("SECONDS")
+          ->transform(InSeconds)
+          ->check(Between(0.1, 86400));
   trace
       ->add_flag("--until-oom", context_.trace.until_oom,
-                 "Record until a request of the session is refused, however long.")
+                 "Record until the daemon refuses a request of the session, without a time limit.")
       ->disable_flag_override()
       ->excludes(seconds);
   trace->footer("Examples:\n  $ vramctl trace trainer -o trainer.pickle --until-oom\n  $ vramctl tune trainer.pickle");
@@ -572,7 +601,8 @@ void CommandLine::AddTools() {
       "Examples:\n  $ vramctl replay trainer.pickle --alloc-conf max_split_size_mb:128 --device-bytes 24GiB");
 
   CLI::App* const tune =
-      Add(kTools, "tune", "Try many allocator settings on a trace: which reserve less, which fit a smaller device.",
+      Add(kTools, "tune",
+          "Try many allocator settings on a trace, to find settings that reserve less or fit a smaller device.",
           [this] { return RunTune(context_, value_argument_); });
   tune->add_option("FILE", value_argument_,
                    "A trace, or a pickled snapshot of vramctl or PyTorch; - is standard input.")
@@ -582,15 +612,16 @@ void CommandLine::AddTools() {
   AddTarget(tune, &context_);
 
   CLI::App* const diagnose =
-      Add(kTools, "diagnose", "Try which settings would have served a session's last refused request.",
+      Add(kTools, "diagnose", "Find settings with which a session's last refused request would have succeeded.",
           [this] { return DiagnoseSession(context_, session_argument_); });
   AddSession(diagnose,
-             "Name or id, or id:ID or name:NAME; it may have ended. If it was never refused, shows which settings "
-             "would have needed less. Or a snapshot's FILE, without a daemon.")
+             "Name or id, or id:ID or name:NAME; the session may have ended. Without a refused request, shows settings "
+             "that would have needed less memory. Or a snapshot's FILE, without a daemon.")
       ->required();
   AddTarget(diagnose, &context_);
   AddDevice(diagnose, &context_.only_device,
-            "Look at refusals, or else the recording, of this device. Default: refusals on any, the recording of 0.");
+            "Use refusals, or else the recording, of this device. Default: refusals on any device, the recording of "
+            "device 0.");
   diagnose->footer("Examples:\n  $ vramctl diagnose trainer --for torch-2.6");
 
   AddPlan(*app_, kTools, context_, [this](std::function<absl::Status()> run) { run_ = std::move(run); });
@@ -608,7 +639,7 @@ void CommandLine::AddTools() {
     std::fputs(command->get_formatter()->make_help(command, "", help_mode_).c_str(), stdout);
     return absl::OkStatus();
   });
-  help->add_option("COMMAND", words_, "Its name. Default: show all commands.")->type_name("COMMAND");
+  help->add_option("COMMAND", words_, "Name of the command. Default: show all commands.")->type_name("COMMAND");
   help->add_flag_callback(
           "--all", [this] { help_mode_ = CLI::AppFormatMode::All; }, "Explain every command.")
       ->disable_flag_override();

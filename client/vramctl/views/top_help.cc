@@ -31,32 +31,32 @@ void AppendSortKeys(std::vector<Line>& lines) {
 }  // namespace
 
 std::vector<Line> HelpLines(bool utf8) {
-  std::vector<Line> lines = {{{"vramctl top: who holds the memory, and how much of it is wasted", Style::kTitle}}, {}};
+  std::vector<Line> lines = {{{"vramctl top: holders of the memory, and wasted memory", Style::kTitle}}, {}};
   AppendSortKeys(lines);
-  for (const char* text : {"  < >       the column before, after;  R  reverse the order",
-                           "  j k       select a row; so do arrows, PgUp, PgDn, Home, End",
+  for (const char* text : {"  < >       sort by the previous, next column;  R  reverse the order",
+                           "  j k       select a row; also arrows, PgUp, PgDn, Home, End",
                            "  Enter     details of the session or the claim; again: back to the table",
-                           "  L T E P   set its limit, trim it, end it, set its priority: after a question",
-                           "  c C       hide the sessions of the claim, of all claims; again: show them",
-                           "  /         only names with a text; Esc: all names, and no message",
+                           "  L T E P   set the session's limit, trim, end, set priority: after a question",
+                           "  c C       hide the sessions of the claim, of all claims; again: show",
+                           "  /         show only names that contain a text; Esc: all names, and no message",
                            "  space     freeze; again: go on", "  q         quit", ""}) {
     lines.push_back({{text}});
   }
   for (const Part part : kAllParts) {
     static constexpr std::array<const char*, kAllParts.size()> kMeanings = {
-        "blocks that applications have",
-        "freed by its owner, still in use on the GPU",
-        "holes beside used blocks: cannot be given back",
-        "segments without a block: given back on demand",
-        "of remote sessions, from before the daemon started",
-        "kept by the daemon for reuse: of no session",
-        "of who is gone: charged to no session, not yet usable",
-        "not reserved of the limit (rows) or the capacity"};
+        "blocks in use by programs",
+        "freed blocks that the GPU may still use",
+        "free blocks beside used blocks: cannot be given back",
+        "wholly free segments: given back on demand",
+        "carried over by remote sessions",
+        "segments outside sessions, kept for reuse",
+        "memory of ended processes: not yet available",
+        "memory left below the limit (rows) or the capacity"};
     lines.push_back({{"  "},
                      {Glyph(part, utf8), StyleOf(part)},
                      {absl::StrCat("  ", Fit(PartName(part), 22), kMeanings[static_cast<size_t>(part)])}});
   }
-  for (const char* text : {"FRAG is fragmented / reserved of what sessions hold: what no trim can give back.",
+  for (const char* text : {"FRAG is fragmented / held by sessions: the share that no trim gives back.",
                            "A session has a row for each device in use. Any key: back"}) {
     lines.push_back({{text}});
   }

@@ -296,8 +296,7 @@ TEST_F(TopScreensTest, HelpIsWholeOn80x24) {
   view_.SetData(WithSessions(1));
   Press({'h'});
   EXPECT_THAT(Text(24, 80), HasSubstr("Enter     details"));
-  EXPECT_THAT(Text(24, 80),
-              HasSubstr("FRAG is fragmented / reserved of what sessions hold: what no trim can give back."));
+  EXPECT_THAT(Text(24, 80), HasSubstr("FRAG is fragmented / held by sessions: the share that no trim gives back."));
   EXPECT_THAT(Text(24, 80), HasSubstr("Any key: back"));
   Press({kKeyDown});
   EXPECT_THAT(Text(24, 80), HasSubstr("session-1"));
