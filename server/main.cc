@@ -48,34 +48,33 @@ std::vector<Override> Overrides() {
       {"--socket-dir", "socket_dir", "DIR", "Directory of the sockets. Default: /run/vrambroker.",
        &Proto::mutable_socket_dir, ""},
       {"--claims-file", "claims_file", "FILE",
-       "Where to keep the claims for the next start. Default: vrambroker.claims in the socket directory.",
+       "File that keeps the claims for the next start. Default: vrambroker.claims in the socket directory.",
        &Proto::mutable_claims_file, ""},
       {"--device", "device", "KIND",
        "cuda, host or auto: cuda if a usable GPU is present, host if there is no GPU. Default: auto.",
        &Proto::mutable_device, ""},
       {"--capacity", "capacity", "SIZE",
-       "How much memory of each device the daemon may own, as 8GiB or 50% (on host of the machine's memory). "
-       "Default: on cuda what is free at the start, or is held by clients of the run before, less the headroom; on "
-       "host half of the machine's memory.",
+       "Memory of each device that the daemon may own, as 8GiB or 50% (on host, 50% of the machine's memory). "
+       "Default on cuda: the memory free at the start or held by clients of the run before, less the headroom. Default "
+       "on host: half of the machine's memory.",
        &Proto::mutable_capacity, ""},
       {"--http-address", "http_address", "ADDRESS:PORT",
-       "Where to serve metrics and the web page, as localhost:9477 or [::1]:9477. Port 0 takes any free port; off "
-       "serves nothing. Default: 127.0.0.1:9477.",
+       "Address for metrics and the web page, as localhost:9477 or [::1]:9477. Port 0 takes any free port; off opens "
+       "no port. Default: 127.0.0.1:9477.",
        &Proto::mutable_http_address, ""},
       {"--alloc-conf", "alloc_conf", "SETTINGS",
        "Settings of the sessions' allocators in PyTorch's syntax, as max_split_size_mb:128. A client's own settings "
-       "replace them. Default: none.",
+       "replace these settings. Default: none.",
        &Proto::mutable_alloc_conf, ""},
       {"--idle-decay", "idle_decay", "DURATION",
-       "How long to keep memory for reuse while nobody holds it, as 500ms or 1m. Default: 10s.",
-       &Proto::mutable_idle_decay, ""},
+       "Time to keep memory outside sessions for reuse, as 500ms or 1m. Default: 10s.", &Proto::mutable_idle_decay, ""},
       {"--idle-limit", "idle_limit", "BYTES",
-       "How much memory of each device to keep for reuse while nobody holds it, as 2GiB. Default: no limit.",
+       "Memory of each device to keep outside sessions for reuse, as 2GiB. Default: no limit.",
        &Proto::mutable_idle_limit, ""},
       {"--host-driver-latency", "host_driver_latency", "DURATION",
-       "For benchmarks: makes host devices this much slower to allocate and free a segment, as 2ms. Default: 0.",
+       "Time added on host devices to allocating, freeing and zeroing a segment, as 2ms. For benchmarks. Default: 0.",
        &Proto::mutable_host_driver_latency, ""},
-      {"--log-format", "log_format", "FORMAT", "text, or json for one object a line. Default: text.",
+      {"--log-format", "log_format", "FORMAT", "text, or json for one object per line. Default: text.",
        &Proto::mutable_log_format, ""},
       {"--log-level", "log_level", "LEVEL", "debug, info, warn or error. Default: info.", &Proto::mutable_log_level,
        ""},
@@ -90,14 +89,14 @@ std::unique_ptr<CLI::App> MakeApp(Options& options) {
                   "Configuration file, in protobuf text format. Options below override its fields.")
       ->type_name("FILE");
   app->add_flag("--check-config", options.check_config,
-                "Check the configuration file and the options, say what is wrong, and exit.")
+                "Check the configuration file and the options, report the errors, and exit.")
       ->disable_flag_override();
   options.overrides = Overrides();
   for (Override& each : options.overrides) {
     app->add_option(each.option, each.value, each.help)->type_name(each.value_name);
   }
   app->add_option("--record-events", options.record_events,
-                  "How many of its last events a session keeps on each device, to explain refusals; 0: none. "
+                  "Number of last events kept by a session on each device, to explain refusals; 0: no events. "
                   "Default: 100000.")
       ->type_name("N");
   app->footer(
@@ -106,10 +105,10 @@ std::unique_ptr<CLI::App> MakeApp(Options& options) {
       "  $ vrambrokerd --config vrambroker.textproto --check-config\n"
       "\n"
       "Exit status:\n"
-      "  0                     Stopped as asked.\n"
+      "  0                     Stopped on request.\n"
       "  1                     Could not serve.\n"
       "  2                     Bad options or configuration.\n"
-      "  3                     No device could be used any more: start it again.");
+      "  3                     No usable device is left: start the daemon again.");
   return app;
 }
 
