@@ -47,37 +47,40 @@ struct Options {
 };
 
 std::unique_ptr<CLI::App> MakeApp(Options& options) {
-  std::unique_ptr<CLI::App> app = vrambroker::MakeCommandLine(
-      kProgram,
-      "A device plugin for Kubernetes: containers ask for units of vrambrokerd's memory, and get a claim of as much.");
+  std::unique_ptr<CLI::App> app =
+      vrambroker::MakeCommandLine(kProgram,
+                                  "A device plugin for Kubernetes: containers ask for units of vrambrokerd's memory, "
+                                  "and get a claim of that size.");
   app->option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app->add_option("--socket-dir", options.socket_dir,
-                  "Directory of the daemon's sockets, at the path that it has on the node. Default: /run/vrambroker.")
+                  "Directory of the daemon's sockets, by its path on the node. Default: /run/vrambroker.")
       ->type_name("DIR");
-  app->add_option("--unit", options.unit, "How much memory one unit is, in whole MiB. Default: 256MiB.")
+  app->add_option("--unit", options.unit, "Size of a unit of memory, in whole MiB. Default: 256MiB.")
       ->type_name("BYTES");
   app->add_option("--resource", options.resource,
-                  "Name of the resource. Default: made of the unit, as vrambroker.dev/memory-256mi.")
+                  "Name of the resource. Default: a name with the unit, as vrambroker.dev/memory-256mi.")
       ->type_name("NAME");
-  app->add_flag("--resource-per-device", options.resource_per_device,
-                "A resource for each device, with -0, -1, ... at the end of its name, so that the scheduler knows what "
-                "each has free.")
+  app->add_flag(
+         "--resource-per-device", options.resource_per_device,
+         "Offer a resource for each device, with -0, -1, ... at the end of its name: the scheduler then knows the "
+         "free memory of each device.")
       ->disable_flag_override();
   app->add_option("--gpu-access", options.gpu_access,
-                  "How containers reach the GPU of their memory: env sets NVIDIA_VISIBLE_DEVICES, cdi asks for the "
-                  "CDI device nvidia.com/gpu=UUID (kubelet 1.28 and later), none leaves it to others. Default: env.")
+                  "Access of containers to the GPU of their memory: env sets NVIDIA_VISIBLE_DEVICES, cdi asks for the "
+                  "CDI device nvidia.com/gpu=UUID (kubelet 1.28 and later), none leaves the access to other means. "
+                  "Default: env.")
       ->type_name("KIND");
   app->add_option("--kubelet-dir", options.kubelet_dir, "The kubelet's directory. Default: /var/lib/kubelet.")
       ->type_name("DIR");
-  app->add_option("--log-format", options.log_format, "text, or json for one object a line. Default: text.")
+  app->add_option("--log-format", options.log_format, "text, or json for one object per line. Default: text.")
       ->type_name("FORMAT");
   app->footer(
       "Environment:\n"
-      "  POD_NAMESPACE, POD_NAME  The pod in which this runs. Required: a list of the\n"
-      "                        kubelet's without it is not complete yet.\n"
+      "  POD_NAMESPACE, POD_NAME  The plugin's own pod. Required: a list of pods from\n"
+      "                        the kubelet is incomplete without the plugin's own pod.\n"
       "\n"
       "Exit status:\n"
-      "  0                     Stopped as asked.\n"
+      "  0                     Stopped on request.\n"
       "  1                     Could not serve.\n"
       "  2                     Bad options.");
   return app;
