@@ -232,7 +232,7 @@ def link(title, uid):
 
 def annotate_daemon(board):
     board.annotate("Daemon started", f"changes(process_start_time_seconds{{{DAEMON}}}[$__rate_interval]) > 0", "blue",
-                   "{{instance}} restarted: clients keep what they hold, and the new daemon counts it")
+                   "{{instance}} restarted: clients keep their memory, and the new daemon counts that memory")
     board.annotate("Alerts", 'ALERTS{alertname=~"Vrambroker.*", alertstate="firing"}', "orange", "{{alertname}}")
 
 
@@ -376,7 +376,8 @@ def overview():
                "Daemons that take new sessions. A daemon that is down or draining does not count.",
                f"sum(vrambroker_ready{{{DAEMON}}})", colors=thresholds((None, "red"), (1, "green")))
     board.stat("Devices lost",
-               "GPUs that the daemon can no longer use after a driver error. Only a new daemon can use them again.",
+               "GPUs that the daemon can no longer use after a driver error. Only a new daemon can use such GPUs "
+               "again.",
                f"sum(1 - vrambroker_device_healthy{{{DEVICE}}})", colors=ANY_IS_BAD)
     board.stat("Sessions", "Sessions whose clients are connected now.",
                f'sum(vrambroker_sessions{{{DAEMON}, state="active"}})')
@@ -464,13 +465,13 @@ def overview():
 
     board.row("Guarantees, waiting, reclaim")
     board.series("Guarantees and capacity",
-                 "Committed: memory held by sessions or kept free for guarantees. When the committed memory reaches "
+                 "Committed: memory held, or kept free for guarantees. When the committed memory reaches "
                  "the capacity, the daemon refuses new guarantees, and sessions without a guarantee cannot grow.",
                  [query(f"sum(vrambroker_device_{name}_bytes{{{DEVICE}}})", name)
                   for name in ("capacity", "committed", "guaranteed", "reserved")], "bytes")
     board.series("Waiting requests", "Requests that currently wait until other sessions give memory back.",
                  [query(f"vrambroker_device_waiting_requests{{{DEVICE}}}", BY_DEVICE)], "none")
-    board.series("Longest current wait", "How long the oldest waiting request has waited. 0: no request waits.",
+    board.series("Longest current wait", "Time that the oldest waiting request has waited. 0: no request waits.",
                  [query(f"(vrambroker_device_oldest_waiting_timestamp_seconds{{{DEVICE}}} > bool 0)"
                         f" * clamp_min(time() - vrambroker_device_oldest_waiting_timestamp_seconds{{{DEVICE}}}, 0)", BY_DEVICE)], "s")
     board.series("Finished waits, and reclaims",
@@ -577,7 +578,7 @@ def overview():
                   query(f"sum by (kind) (vrambroker_device_drift_bytes{{{DEVICE}}})", "{{kind}}")], "bytes", 6)
     board.series("Uncounted programs",
                  "Memory used by processes that are not clients, in all and by command, by NVML, on GPUs. vramctl "
-                 "status names their pids and users.",
+                 "status names the pids and users of these processes.",
                  [query(f"sum(vrambroker_device_uncounted_bytes{{{DEVICE}}})", "all"),
                   query(f"sum by (process) (vrambroker_device_uncounted_process_bytes{{{DEVICE}}})", "{{process}}")], "bytes", 6)
     board.series("Memory of clients' processes",
@@ -588,8 +589,8 @@ def overview():
     board.series("Quarantined memory by reason",
                  "Memory not available to other sessions yet. disconnected: the session's stream broke, but its "
                  "process lives. ended: an operator ended the session, but its process still holds the memory. "
-                 "settling: its process has ended. held_open: another process still has the memory open. refused: the "
-                 "driver does not take the memory back; the daemon tries again.",
+                 "settling: the session's process has ended. held_open: another process still has the memory open. "
+                 "refused: the driver does not take the memory back; the daemon tries again.",
                  [query(f"sum by (reason) (vrambroker_device_quarantined_bytes{{{DEVICE}}})", "{{reason}}"),
                   query(f"sum(vrambroker_device_unfreed_bytes{{{DEVICE}}})", "refused")], "bytes", 6, stacked=True)
     board.series("Oldest quarantine",
@@ -647,7 +648,7 @@ def overview():
                      width=8, height=8)
     board.stat("Sessions shown as _other",
                "Sessions beyond metrics.max_clients or max_clients_per_uid. The name _other stands for the sum of "
-               "their figures.",
+               "these sessions' figures.",
                f"sum(vrambroker_clients_folded{{{DAEMON}}})", width=6, colors=ANY_IS_NOTABLE)
     board.stat("Failed scrapes, last hour",
                "Scrapes that failed in the daemon. Most likely the daemon ran out of memory; if not, please report a "
@@ -705,8 +706,8 @@ def session():
                f"round(sum(increase(vrambroker_client_ooms_total{{{SESSION}}}[$__range])))", colors=ANY_IS_NOTABLE, decimals=0)
 
     board.row("Anatomy")
-    board.series("Composition of the memory", ANATOMY, anatomy(total, total("idle_bytes")), "bytes", 14, 9, stacked=True,
-                 paint=PARTS)
+    board.series("Composition of the memory", ANATOMY, anatomy(total, total("idle_bytes")), "bytes", 14, 9,
+                 stacked=True, paint=PARTS)
     board.series("Between guarantee and limit",
                  "Memory held and used by the sessions, compared with their guarantees and limits.",
                  [query(total(name + "_bytes"), legend) for name, legend in
