@@ -544,6 +544,7 @@ void Daemon::OnTick() {
   const SteadyTime now = std::chrono::steady_clock::now();
   if (now >= next_health_update_) {
     next_health_update_ = now + kHealthPeriod;
+    broker_.limits().GiveOwed();
     if (!trimming_.exchange(true)) {
       workers_->Submit([this] {
         memory_trim_.Look();

@@ -34,12 +34,8 @@ bool IsNothing(const Limit& guarantee) {
 // the guarantee again, and is never refused. Keeps itself alive.
 class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> {
  public:
-  Guarantee(SessionLimits* owner, SessionPtr session, const Limit& guarantee, bool takes_less, Done done)
-      : owner_(*owner),
-        session_(std::move(session)),
-        guarantee_(guarantee),
-        takes_less_(takes_less),
-        done_(std::move(done)) {}
+  Guarantee(SessionLimits* owner, SessionPtr session, const Limit& guarantee, Attempt attempt, Done done)
+      : owner_(*owner), session_(std::move(session)), guarantee_(guarantee), attempt_(attempt), done_(std::move(done)) {}
 
   void Start() {
     const size_t devices = owner_.pools_.size();
@@ -78,7 +74,7 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
     }
     const size_t device = order_[tried_++];
     const absl::Status status = owner_.pools_[device]->SetGuarantee(session_->id(), BytesOn(device));
-    if (SegmentRefusalCause(status) != OomCause::kCapacity) return Given(status);
+    if (!attempt_.asks_others || SegmentRefusalCause(status) != OomCause::kCapacity) return Given(status);
     owner_.waiting_.WaitForGuarantee(
         session_, static_cast<int>(device), BytesOn(device),
         [self = shared_from_this()](const absl::Status& granted) { self->Given(granted); });
@@ -92,7 +88,7 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
       (void)owner_.pools_[order_[i]]->SetGuarantee(session_->id(), before_[order_[i]]);
     }
     if (!session_->CheckNotEnded().ok()) TakeAll();
-    if (takes_less_) {
+    if (attempt_.takes_less) {
       // Another session of the share may have taken part of the guarantee.
       const Limit less = owner_.LeftOf(*session_, guarantee_);
       if (std::exchange(guarantee_, less) != less) return Start();
@@ -104,7 +100,7 @@ class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> 
   SessionLimits& owner_;
   const SessionPtr session_;
   Limit guarantee_;
-  const bool takes_less_;
+  const Attempt attempt_;
   const Done done_;
   std::vector<uint64_t> before_;  // by device
   std::vector<size_t> order_;     // devices, in the order of changes
@@ -208,39 +204,93 @@ void SessionLimits::TakeTurns(SessionId session) {
   }
 }
 
-void SessionLimits::KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done) {
+void SessionLimits::KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, bool goes_on,
+                                  const Done& done) {
   InTurn(
-      session, [this, session, wished](const Done& kept) { KeepGuaranteeNow(session, wished, kept); }, done);
+      session,
+      [this, session, wished, goes_on](const Done& kept) {
+        if (!goes_on && !settings_.Get(session->id()).guarantee.has_value()) {
+          return GiveWanted(session, wished, /*asks_others=*/true, kept);
+        }
+        GiveWanted(session, wished, /*asks_others=*/false, [this, session, wished, kept](const absl::Status& given) {
+          if (!absl::IsResourceExhausted(given)) return kept(given);
+          LogClientEvent(spdlog::level::warn, SessionLine("no room for the guarantee of a session that ran before: the "
+                                                          "session goes on, and gets its guarantee when there is room",
+                                                          session->id(), session->name())
+                                                  .Add("why", given.message()));
+          {
+            MutexLock lock(owed_mu_);
+            owed_.insert_or_assign(session->id(), Owed{.session = session, .wished = wished});
+          }
+          kept(absl::OkStatus());
+        });
+      },
+      done);
 }
 
-void SessionLimits::KeepGuaranteeNow(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done) {
-  if (const std::optional<Limit> set = settings_.Get(session->id()).guarantee; set.has_value()) {
-    return GiveGuarantee(session, *set, /*takes_less=*/false, [this, session, wished, done](const absl::Status& given) {
-      if (given.ok() || absl::IsAborted(given)) return done(given);
-      settings_.Change(session->id(), [](SessionSettings& of) { of.guarantee = std::nullopt; });
-      LogClientEvent(spdlog::level::warn,
-                     SessionLine("guarantee left out: an operator had set it before the daemon was "
-                                 "started, and it cannot be given any more",
-                                 session->id(), session->name())
-                         .Add("why", given.message()));
-      // The session ran without the daemon, so it goes on with less than its client and the policy say, or with
-      // nothing.
-      const bool is_allowed = wished.has_value() && CheckWish(*session, *wished).ok();
-      const Limit less = LeftOf(*session, is_allowed ? *wished : session->terms().guarantee);
-      if (IsNothing(less)) return done(absl::OkStatus());
-      GiveGuarantee(session, less, /*takes_less=*/true, [done](const absl::Status& given_less) {
-        done(absl::IsAborted(given_less) ? given_less : absl::OkStatus());
-      });
-    });
+void SessionLimits::GiveWanted(const SessionPtr& session, const std::optional<Limit>& wished, bool asks_others,
+                               const Done& done) {
+  const absl::Status allowed = wished.has_value() ? CheckWish(*session, *wished) : absl::OkStatus();
+  const Limit own = wished.has_value() && allowed.ok() ? *wished : session->terms().guarantee;
+  const std::optional<Limit> set = settings_.Get(session->id()).guarantee;
+  if (set.has_value()) {
+    return GiveGuarantee(
+        session, *set, {.takes_less = false, .asks_others = asks_others},
+        [this, session, own, asks_others, done](const absl::Status& given) {
+          const Limit less = LeftOf(*session, own);
+          if (!absl::IsResourceExhausted(given) || Has(*session, less)) return done(given);
+          GiveGuarantee(session, less, {.takes_less = true, .asks_others = asks_others},
+                        [done, given](const absl::Status& given_less) {
+                          done(absl::IsAborted(given_less) ? given_less : given);
+                        });
+        });
   }
-  if (wished.has_value()) {
-    if (absl::Status status = CheckWish(*session, *wished); !status.ok()) return done(status);
-  }
-  const Limit guarantee = wished.has_value() ? *wished : LeftOf(*session, session->terms().guarantee);
+  if (!allowed.ok()) return done(allowed);
+  const Limit guarantee = wished.has_value() ? own : LeftOf(*session, own);
   if (IsNothing(guarantee)) return done(absl::OkStatus());
-  GiveGuarantee(session, guarantee, /*takes_less=*/!wished.has_value(), done);
+  GiveGuarantee(session, guarantee, {.takes_less = !wished.has_value(), .asks_others = asks_others}, done);
 }
 
+bool SessionLimits::Has(const Session& session, const Limit& guarantee) const {
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const AccountState account = pools_[device]->GetAccount(session.id()).value_or(AccountState());
+    if (account.guarantee_bytes < session.BytesOn(device, guarantee)) return false;
+  }
+  return true;
+}
+
+void SessionLimits::GiveOwed() {
+  std::vector<Owed> owed;
+  {
+    MutexLock lock(owed_mu_);
+    for (auto& [unused, of] : owed_) {
+      if (!std::exchange(of.is_tried, true)) owed.push_back(of);
+    }
+  }
+  for (const Owed& of : owed) {
+    InTurn(
+        of.session,
+        [this, of](const Done& answered) {
+          if (!IsOwed(of.session->id())) return answered(absl::OkStatus());  // an operator has set another guarantee
+          GiveWanted(of.session, of.wished, /*asks_others=*/true, answered);
+        },
+        [this, id = of.session->id()](const absl::Status& given) {
+          MutexLock lock(owed_mu_);
+          if (!absl::IsResourceExhausted(given)) owed_.erase(id);
+          if (const auto tried = owed_.find(id); tried != owed_.end()) tried->second.is_tried = false;
+        });
+  }
+}
+
+bool SessionLimits::IsOwed(SessionId session) const {
+  MutexLock lock(owed_mu_);
+  return owed_.contains(session);
+}
+
+void SessionLimits::Forget(SessionId session) {
+  MutexLock lock(owed_mu_);
+  owed_.erase(session);
+}
 absl::Status SessionLimits::CheckWish(const Session& session, const Limit& guarantee) const {
   if (absl::Status status = CheckLimit("guarantee", guarantee); !status.ok()) return status;
   for (size_t device = 0; device < pools_.size(); ++device) {
@@ -276,17 +326,21 @@ void SessionLimits::SetGuarantee(const SessionPtr& session, const Limit& guarant
 }
 
 void SessionLimits::SetGuaranteeNow(const SessionPtr& session, const Limit& guarantee, const Done& done) {
-  GiveGuarantee(session, guarantee, /*takes_less=*/false, [this, session, guarantee, done](const absl::Status& given) {
-    if (given.ok()) settings_.Change(session->id(), [&](SessionSettings& set) { set.guarantee = guarantee; });
+  const Attempt attempt{.takes_less = false, .asks_others = true};
+  GiveGuarantee(session, guarantee, attempt, [this, session, guarantee, done](const absl::Status& given) {
+    if (given.ok()) {
+      settings_.Change(session->id(), [&](SessionSettings& set) { set.guarantee = guarantee; });
+      Forget(session->id());
+    }
     done(given);
   });
 }
 
-void SessionLimits::GiveGuarantee(const SessionPtr& session, const Limit& guarantee, bool takes_less,
+void SessionLimits::GiveGuarantee(const SessionPtr& session, const Limit& guarantee, Attempt attempt,
                                   const Done& done) {
   if (absl::Status status = CheckLimit("guarantee", guarantee); !status.ok()) return done(status);
   if (absl::Status status = session->CheckNotEnded(); !status.ok()) return done(status);
-  std::make_shared<Guarantee>(this, session, guarantee, takes_less, done)->Start();
+  std::make_shared<Guarantee>(this, session, guarantee, attempt, done)->Start();
 }
 
 absl::Status SessionLimits::SetPriority(const SessionPtr& session, int64_t priority, bool is_operators) {

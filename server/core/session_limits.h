@@ -50,9 +50,13 @@ class SessionLimits {
   void UpdateLimit(const SessionPtr& session) ABSL_LOCKS_EXCLUDED(mu_);
   // Gives a new session its requested guarantee, or (nullopt) all that the policy allows. PermissionDenied above the
   // policy's amount; further errors as SetGuarantee(). After an error, close the session. A guarantee set by an
-  // operator before the restart takes precedence; if the guarantee no longer fits, the session is treated as if no
-  // operator had set it.
-  void KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
+  // operator before the restart takes precedence. `goes_on`: the session ran before the daemon was started. Such a
+  // session may be in its own way until the daemon knows the session's memory. So the session is answered at once, and
+  // is owed a guarantee without room: see GiveOwed(). Meanwhile, a session whose guarantee an operator had set gets the
+  // guarantee of its client or of its rule, as far as there is room.
+  void KeepGuarantee(const SessionPtr& session, const std::optional<Limit>& wished, bool goes_on, const Done& done);
+  // Tries again to give sessions the guarantees that they are owed, and asks other sessions for memory. Call regularly.
+  void GiveOwed() ABSL_LOCKS_EXCLUDED(owed_mu_);
   // InvalidArgument outside of [-kMaxPriority, kMaxPriority]. Only an operator's setting is saved.
   absl::Status SetPriority(const SessionPtr& session, int64_t priority, bool is_operators = false)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -66,13 +70,24 @@ class SessionLimits {
       ABSL_LOCKS_EXCLUDED(turns_mu_);
   // Runs the session's changes while each is answered at once. A change answered later runs the next from its answer.
   void TakeTurns(SessionId session) ABSL_LOCKS_EXCLUDED(turns_mu_);
-  // Bodies of SetGuarantee() and KeepGuarantee(), run in turn.
+  // Body of SetGuarantee(), run in turn.
   void SetGuaranteeNow(const SessionPtr& session, const Limit& guarantee, const Done& done);
-  void KeepGuaranteeNow(const SessionPtr& session, const std::optional<Limit>& wished, const Done& done);
+  // Gives the operator's guarantee, else the client's or the rule's. ResourceExhausted: no room for the first of these;
+  // the session may have got less.
+  void GiveWanted(const SessionPtr& session, const std::optional<Limit>& wished, bool asks_others, const Done& done);
+  // Whether the session's guarantee is at least `guarantee`.
+  bool Has(const Session& session, const Limit& guarantee) const;
+  bool IsOwed(SessionId session) const ABSL_LOCKS_EXCLUDED(owed_mu_);
+  // Owes the session nothing any more.
+  void Forget(SessionId session) ABSL_LOCKS_EXCLUDED(owed_mu_);
   // Checks the client's right, by the policy, to ask for the guarantee: InvalidArgument or PermissionDenied.
   absl::Status CheckWish(const Session& session, const Limit& guarantee) const;
-  // SetGuarantee() without saving it for the next daemon. `takes_less`: falls back to the part reported by LeftOf().
-  void GiveGuarantee(const SessionPtr& session, const Limit& guarantee, bool takes_less, const Done& done);
+  struct Attempt {
+    bool takes_less;   // falls back to the part reported by LeftOf()
+    bool asks_others;  // asks other sessions for memory before refusing
+  };
+  // SetGuarantee() without saving the guarantee for the next daemon.
+  void GiveGuarantee(const SessionPtr& session, const Limit& guarantee, Attempt attempt, const Done& done);
   void TellLimitOf(const SessionPtr& session, int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Guarantee of a session without a request: the policy's, but at most the session's limit and the rest of the user's
@@ -92,6 +107,15 @@ class SessionLimits {
   // Changes queued behind the running change of each session's guarantee.
   using Turn = std::function<void(const std::function<void()>& answered)>;
   absl::flat_hash_map<SessionId, std::deque<Turn>> turns_ ABSL_GUARDED_BY(turns_mu_);
+
+  // A session that goes on without the guarantee that it is owed.
+  struct Owed {
+    SessionPtr session;
+    std::optional<Limit> wished;  // by the client
+    bool is_tried = false;        // an attempt is under way
+  };
+  mutable Mutex owed_mu_;  // guards only owed_; no other lock is taken under it
+  absl::flat_hash_map<SessionId, Owed> owed_ ABSL_GUARDED_BY(owed_mu_);
 };
 
 }  // namespace vrambroker

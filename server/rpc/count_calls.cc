@@ -208,7 +208,7 @@ void CountCalls::Hello(const Caller& caller, const CountRequest& request, const 
   }
   if (are_in_the_way) session = open();
   if (!session.ok()) return done(session.status());
-  broker_.limits().KeepGuarantee(*session, *guarantee,
+  broker_.limits().KeepGuarantee(*session, *guarantee, /*goes_on=*/token != RandomToken{},
                                  [&broker = broker_, session = *session, done](const absl::Status& kept) {
                                    if (kept.ok()) return done(session);
                                    broker.Close(session, std::string(kept.message()), CloseReason::kNotOpened);

@@ -265,7 +265,7 @@ absl::Status SessionReactor::HandleHello(const v1::Hello& hello) {
   const absl::StatusOr<SessionPtr> session = broker_.OpenSession(*identity_, options, outbox_);
   if (!session.ok()) return session.status();
   broker_.limits().KeepGuarantee(
-      *session, FromProto(hello.guarantee()),
+      *session, FromProto(hello.guarantee()), options.earlier.has_value(),
       [this, &broker = broker_, outbox = outbox_, session = *session, conf = *conf](const absl::Status& kept) {
         if (!kept.ok()) broker.Close(session, std::string(kept.message()), CloseReason::kNotOpened);
         // May run after this object is gone; the outbox knows.

@@ -22,6 +22,8 @@
 namespace vrambroker::testing_support {
 namespace {
 
+constexpr char kNoRoom[] = "no room for the guarantee";
+
 class KeptSettingsTest : public VramctlDaemonTest {
  protected:
   void SetUp() override {
@@ -139,7 +141,7 @@ TEST_F(KeptSettingsTest, SessionsOfOneProcessAndNameAreToldApart) {
   }
 }
 
-TEST_F(KeptSettingsTest, AGuaranteeThatCannotBeGivenAnyMoreIsLeftOut) {
+TEST_F(KeptSettingsTest, AGuaranteeWithoutRoomIsGivenWhenThereIsRoom) {
   ASSERT_OK_AND_ASSIGN(ClientProcess guaranteed, ConnectProcess("guaranteed"));
   Change({"guarantee", "guaranteed", "100MiB"});
   Change({"priority", "guaranteed", "3"});
@@ -150,10 +152,41 @@ TEST_F(KeptSettingsTest, AGuaranteeThatCannotBeGivenAnyMoreIsLeftOut) {
   Change({"guarantee", "other", "200MiB"});
   guaranteed.process().Signal(SIGCONT);
   ASSERT_TRUE(IsBack("guaranteed"));
-  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "guarantee left out"); })) << daemon_->log();
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), kNoRoom); })) << daemon_->log();
   EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 20_MiB) << "of its rule";
   EXPECT_EQ(Session("guaranteed").priority(), 3);
   EXPECT_OK(guaranteed.Call("alloc 1000"));
+  Change({"guarantee", "other", "0"});
+  EXPECT_TRUE(WaitFor([&] { return Session("guaranteed").devices(0).guarantee_bytes() == 100_MiB; }));
+}
+
+TEST_F(KeptSettingsTest, AnOperatorsGuaranteeTakesThePlaceOfTheEarlierOneWithoutRoom) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess one, ConnectProcess("one"));
+  ASSERT_OK_AND_ASSIGN(ClientProcess two, ConnectProcess("two"));
+  for (const char* session : {"one", "two"}) Change({"guarantee", session, "100MiB"});
+  for (ClientProcess* process : {&one, &two}) process->process().Signal(SIGSTOP);
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
+  Change({"limit", "other", "1.0"});
+  Change({"guarantee", "other", "200MiB"});
+  for (ClientProcess* process : {&one, &two}) process->process().Signal(SIGCONT);
+  for (const char* session : {"one", "two"}) ASSERT_TRUE(IsBack(session));
+  Change({"guarantee", "one", "30MiB"});
+  Change({"guarantee", "other", "0"});
+  EXPECT_TRUE(WaitFor([&] { return Session("two").devices(0).guarantee_bytes() == 100_MiB; }));
+  EXPECT_EQ(Session("one").devices(0).guarantee_bytes(), 30_MiB);
+}
+
+// A GPU's driver tells how much memory is in use, and not by whom: the next daemon first learns from the client that the
+// session itself holds the memory.
+TEST_F(KeptSettingsTest, ASessionIsNotInTheWayOfItsOwnGuarantee) {
+  ASSERT_OK(StartDaemon({.capacity = "256MiB", .config = "rules { guarantee { bytes: '150MiB' } }"}));
+  ASSERT_OK_AND_ASSIGN(ClientProcess leased, ConnectProcess("leased"));
+  ASSERT_OK(leased.Call(absl::StrCat("alloc ", 150_MiB)));
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_TRUE(IsBack("leased")) << daemon_->log();
+  EXPECT_TRUE(WaitFor([&] { return Session("leased").devices(0).guarantee_bytes() == 150_MiB; })) << daemon_->log();
+  EXPECT_OK(leased.Call(absl::StrCat("alloc ", 50_MiB)));
 }
 
 // The session goes on without the guarantee of its rule, and with all else that operators have set.
@@ -169,10 +202,29 @@ TEST_F(KeptSettingsTest, ASessionWithoutRoomForAnyGuaranteeGoesOn) {
   Change({"guarantee", "other", "250MiB"});
   guaranteed.process().Signal(SIGCONT);
   ASSERT_TRUE(IsBack("guaranteed"));
-  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "guarantee left out"); })) << daemon_->log();
+  EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), kNoRoom); })) << daemon_->log();
   EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 0u);
   EXPECT_EQ(LimitOf("guaranteed"), 15_MiB);
   EXPECT_EQ(Session("guaranteed").priority(), 3);
+}
+
+// Other programs hold all of the capacity: the session goes on, and gets the guarantee of its client later.
+TEST_F(KeptSettingsTest, ASessionWithoutRoomForTheGuaranteeOfItsClientGoesOn) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess process, ClientProcess::Start(dir()));
+  ASSERT_OK(process.Call("count_hello guaranteed -"));
+  const absl::StatusOr<std::string> token = process.Call("count_token");
+  ASSERT_OK(token.status());
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
+  Change({"limit", "other", "1.0"});
+  Change({"guarantee", "other", "250MiB"});
+  EXPECT_STATUS(process.Call("count_hello guaranteed -"), absl::StatusCode::kResourceExhausted, "guarantee")
+      << "a new session";
+  ASSERT_OK(process.Call(absl::StrCat("count_hello guaranteed - ", *token)));
+  EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 0u);
+  EXPECT_OK(process.Call(absl::StrCat("charge ", 2_MiB)));
+  Change({"guarantee", "other", "0"});
+  EXPECT_TRUE(WaitFor([&] { return Session("guaranteed").devices(0).guarantee_bytes() == 20_MiB; }));
 }
 
 // The session has no guarantee from its client or from a rule.
@@ -186,7 +238,7 @@ TEST_F(KeptSettingsTest, ASessionWithoutAGuaranteeOfItsOwnGoesOnWithoutTheOperat
   Change({"limit", "other", "1.0"});
   Change({"guarantee", "other", "250MiB"});
   plain.process().Signal(SIGCONT);
-  ASSERT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), "guarantee left out"); })) << daemon_->log();
+  ASSERT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), kNoRoom); })) << daemon_->log();
   EXPECT_TRUE(WaitFor([&] { return plain.Call("alloc 1000").ok(); })) << daemon_->log();
   EXPECT_EQ(Session("plain").devices(0).guarantee_bytes(), 0u);
   EXPECT_EQ(Session("plain").priority(), 3);

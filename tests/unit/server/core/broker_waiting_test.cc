@@ -176,7 +176,8 @@ TEST_F(BrokerWaitingTest, ASessionGetsOfAGuaranteeWhatAnotherThatOpensWithItHasL
   const std::vector<Lease> held = Hold(holder, {44_MiB});
   const SessionPtr session = OpenLeasing("session");
   std::optional<absl::Status> answer;
-  broker_->limits().KeepGuarantee(session, std::nullopt, [&](const absl::Status& status) { answer = status; });
+  broker_->limits().KeepGuarantee(session, std::nullopt, /*goes_on=*/false,
+                                  [&](const absl::Status& status) { answer = status; });
   Settle();
   ASSERT_FALSE(answer.has_value()) << "others are asked for it";
   const SessionPtr other = OpenLeasing("other");
