@@ -212,15 +212,14 @@ TEST_F(KeptSettingsTest, ASessionWithoutRoomForAnyGuaranteeGoesOn) {
 TEST_F(KeptSettingsTest, ASessionWithoutRoomForTheGuaranteeOfItsClientGoesOn) {
   ASSERT_OK_AND_ASSIGN(ClientProcess process, ClientProcess::Start(dir()));
   ASSERT_OK(process.Call("count_hello guaranteed -"));
-  const absl::StatusOr<std::string> token = process.Call("count_token");
-  ASSERT_OK(token.status());
+  ASSERT_OK_AND_ASSIGN(const auto token, process.Call("count_token"));
   ASSERT_NO_FATAL_FAILURE(KillAndRestart());
   ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
   Change({"limit", "other", "1.0"});
   Change({"guarantee", "other", "250MiB"});
   EXPECT_STATUS(process.Call("count_hello guaranteed -"), absl::StatusCode::kResourceExhausted, "guarantee")
       << "a new session";
-  ASSERT_OK(process.Call(absl::StrCat("count_hello guaranteed - ", *token)));
+  ASSERT_OK(process.Call("count_hello guaranteed - " + token[0]));
   EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 0u);
   EXPECT_OK(process.Call(absl::StrCat("charge ", 2_MiB)));
   Change({"guarantee", "other", "0"});
