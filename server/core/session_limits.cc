@@ -35,7 +35,11 @@ bool IsNothing(const Limit& guarantee) {
 class SessionLimits::Guarantee : public std::enable_shared_from_this<Guarantee> {
  public:
   Guarantee(SessionLimits* owner, SessionPtr session, const Limit& guarantee, Attempt attempt, Done done)
-      : owner_(*owner), session_(std::move(session)), guarantee_(guarantee), attempt_(attempt), done_(std::move(done)) {}
+      : owner_(*owner),
+        session_(std::move(session)),
+        guarantee_(guarantee),
+        attempt_(attempt),
+        done_(std::move(done)) {}
 
   void Start() {
     const size_t devices = owner_.pools_.size();
@@ -234,16 +238,15 @@ void SessionLimits::GiveWanted(const SessionPtr& session, const std::optional<Li
   const Limit own = wished.has_value() && allowed.ok() ? *wished : session->terms().guarantee;
   const std::optional<Limit> set = settings_.Get(session->id()).guarantee;
   if (set.has_value()) {
-    return GiveGuarantee(
-        session, *set, {.takes_less = false, .asks_others = asks_others},
-        [this, session, own, asks_others, done](const absl::Status& given) {
-          const Limit less = LeftOf(*session, own);
-          if (!absl::IsResourceExhausted(given) || Has(*session, less)) return done(given);
-          GiveGuarantee(session, less, {.takes_less = true, .asks_others = asks_others},
-                        [done, given](const absl::Status& given_less) {
-                          done(absl::IsAborted(given_less) ? given_less : given);
-                        });
-        });
+    return GiveGuarantee(session, *set, {.takes_less = false, .asks_others = asks_others},
+                         [this, session, own, asks_others, done](const absl::Status& given) {
+                           const Limit less = LeftOf(*session, own);
+                           if (!absl::IsResourceExhausted(given) || Has(*session, less)) return done(given);
+                           GiveGuarantee(session, less, {.takes_less = true, .asks_others = asks_others},
+                                         [done, given](const absl::Status& given_less) {
+                                           done(absl::IsAborted(given_less) ? given_less : given);
+                                         });
+                         });
   }
   if (!allowed.ok()) return done(allowed);
   const Limit guarantee = wished.has_value() ? own : LeftOf(*session, own);

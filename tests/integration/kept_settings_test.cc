@@ -177,8 +177,8 @@ TEST_F(KeptSettingsTest, AnOperatorsGuaranteeTakesThePlaceOfTheEarlierOneWithout
   EXPECT_EQ(Session("one").devices(0).guarantee_bytes(), 30_MiB);
 }
 
-// A GPU's driver tells how much memory is in use, but not by whom: the next daemon learns from the client only after the
-// welcome that the session itself holds the memory.
+// A GPU's driver tells how much memory is in use, but not by whom: the next daemon learns from the client only after
+// the welcome that the session itself holds the memory.
 TEST_F(KeptSettingsTest, ASessionIsNotInTheWayOfItsOwnGuarantee) {
   if (!OnSubstitute()) GTEST_SKIP() << "a GPU of known size, and nobody else's";
   ASSERT_OK(StartDaemon({.capacity = "", .config = "headroom: '64MiB' rules { guarantee { fraction: 0.75 } }"}));
@@ -189,7 +189,8 @@ TEST_F(KeptSettingsTest, ASessionIsNotInTheWayOfItsOwnGuarantee) {
   for (int restart = 0; restart < 2; ++restart) {
     ASSERT_NO_FATAL_FAILURE(KillAndRestart());
     ASSERT_TRUE(IsBack("trainer")) << daemon_->log();
-    EXPECT_TRUE(WaitFor([&] { return Session("trainer").devices(0).guarantee_bytes() == guarantee; })) << daemon_->log();
+    EXPECT_TRUE(WaitFor([&] { return Session("trainer").devices(0).guarantee_bytes() == guarantee; }))
+        << daemon_->log();
   }
   EXPECT_OK(trainer.Call(absl::StrCat("alloc ", 2_MiB)));
 }

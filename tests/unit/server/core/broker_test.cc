@@ -373,7 +373,8 @@ TEST_F(BrokerTest, ASessionHasNothingOfDevicesThatItHasNotNamed) {
   };
   const auto keep = [&](const SessionPtr& session, std::optional<Limit> wished) {
     absl::Status answer = absl::UnknownError("no answer");
-    broker_->limits().KeepGuarantee(session, wished, /*goes_on=*/false, [&](const absl::Status& status) { answer = status; });
+    broker_->limits().KeepGuarantee(session, wished, /*goes_on=*/false,
+                                    [&](const absl::Status& status) { answer = status; });
     return answer;
   };
   const auto has = [&](const SessionPtr& session, uint64_t limit, uint64_t guarantee) {
