@@ -240,11 +240,14 @@ void SessionLimits::GiveWanted(const SessionPtr& session, const std::optional<Li
   if (set.has_value()) {
     return GiveGuarantee(session, *set, {.takes_less = false, .asks_others = asks_others},
                          [this, session, own, asks_others, done](const absl::Status& given) {
+                           if (given.ok() || absl::IsAborted(given)) return done(given);
+                           // Includes a guarantee above the new limit of the session: an operator may raise the limit.
+                           const absl::Status no_room = absl::ResourceExhaustedError(given.message());
                            const Limit less = LeftOf(*session, own);
-                           if (!absl::IsResourceExhausted(given) || Has(*session, less)) return done(given);
+                           if (Has(*session, less)) return done(no_room);
                            GiveGuarantee(session, less, {.takes_less = true, .asks_others = asks_others},
-                                         [done, given](const absl::Status& given_less) {
-                                           done(absl::IsAborted(given_less) ? given_less : given);
+                                         [done, no_room](const absl::Status& given_less) {
+                                           done(absl::IsAborted(given_less) ? given_less : no_room);
                                          });
                          });
   }

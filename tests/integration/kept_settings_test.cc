@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -175,6 +176,19 @@ TEST_F(KeptSettingsTest, AnOperatorsGuaranteeTakesThePlaceOfTheEarlierOneWithout
   Change({"guarantee", "other", "0"});
   EXPECT_TRUE(WaitFor([&] { return Session("two").devices(0).guarantee_bytes() == 100_MiB; }));
   EXPECT_EQ(Session("one").devices(0).guarantee_bytes(), 30_MiB);
+}
+
+TEST_F(KeptSettingsTest, AGuaranteeAboveALowerLimitIsGivenWhenTheLimitIsRaised) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess trainer, ConnectProcess("trainer"));
+  Change({"guarantee", "trainer", "100MiB"});
+  daemon_->Kill();
+  std::ofstream(daemon_->config_path()) << "session_limit { fraction: 0.25 }";
+  ASSERT_OK(daemon_->Restart());
+  ASSERT_TRUE(IsBack("trainer"));
+  EXPECT_EQ(LimitOf("trainer"), 64_MiB);
+  EXPECT_EQ(Session("trainer").devices(0).guarantee_bytes(), 0u);
+  Change({"limit", "trainer", "128MiB"});
+  EXPECT_TRUE(WaitFor([&] { return Session("trainer").devices(0).guarantee_bytes() == 100_MiB; })) << daemon_->log();
 }
 
 // A GPU's driver tells how much memory is in use, but not by whom: the next daemon learns from the client only after
