@@ -222,6 +222,11 @@ TEST_F(PreloadKinds, AHandleIsChargedUntilItsLastReferenceAndMappingHaveGone) {
   EXPECT_EQ(program.Ask("info"), Info(44, 64));
   EXPECT_EQ(program.Ask("release 0"), "0");
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
+  EXPECT_EQ(program.Ask("map_same 2 4M"), "0");
+  EXPECT_EQ(program.Ask("unmap 1:0 4M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(60, 64)) << "the second mapping keeps the memory";
+  EXPECT_EQ(program.Ask("unmap 1:1 4M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
 // Expandable segments are mapped side by side.
