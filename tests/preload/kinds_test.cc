@@ -365,13 +365,18 @@ TEST_F(PreloadKinds, NoGpuHasAllThatFitsIntoANumber) {
 }
 
 TEST_F(PreloadKinds, ADestroyedPoolIsChargedUntilItsLastAllocationIsFreed) {
-  Program program = RunWithStream();
-  EXPECT_EQ(program.Ask("pool"), "0");
-  EXPECT_EQ(program.Ask("alloc pool 20M"), "0");
-  EXPECT_EQ(program.Ask("destroy_pool"), "0");
-  EXPECT_EQ(program.Ask("info"), Info(32, 64));
-  EXPECT_EQ(program.Ask("free 0"), "0");
-  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+  for (const std::string pool : {"pool", "new_pool 6:0 pinned" /* the library does not delay the destruction */}) {
+    SCOPED_TRACE(pool);
+    Program program = RunWithStream();
+    EXPECT_EQ(program.Ask(pool), "0");
+    EXPECT_EQ(program.Ask("alloc pool 20M"), "0");
+    EXPECT_EQ(program.Ask("alloc pool 4M"), "0");
+    EXPECT_EQ(program.Ask("destroy_pool"), "0");
+    EXPECT_EQ(program.Ask("free 0"), "0");
+    EXPECT_EQ(program.Ask("info"), Info(32, 64));
+    EXPECT_EQ(program.Ask("free 1"), "0");
+    EXPECT_EQ(program.Ask("info"), Info(64, 64));
+  }
 }
 
 TEST_F(PreloadKinds, ADestroyedPoolIsChargedUntilItsLastFreeHasHappened) {
