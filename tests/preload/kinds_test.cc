@@ -480,10 +480,12 @@ TEST_F(PreloadKinds, MemoryOfAPoolOfTheStreamsDeviceIsCharged) {
   EXPECT_EQ(program.Ask("info"), Info(32, 64));
 }
 
-// The allocation's stream may wait for work of another thread on another device.
+// The allocation's stream may wait for work of another thread on another device. The pool is to keep unused memory, but
+// keeps no memory without a grant.
 TEST_F(PreloadKinds, ARefusedPoolAllocationWaitsForNoStream) {
   Program program = RunWithStream();
   ASSERT_EQ(program.Ask("pool"), "0");
+  ASSERT_EQ(program.Ask("keep"), "0");
   ASSERT_EQ(program.Ask("alloc plain 40M"), "0");
   ASSERT_EQ(program.Ask("hold"), "0");
   ASSERT_EQ(program.Ask("pool_thread 20M"), "0") << "the driver takes 32 MiB, and 24 are left";
