@@ -502,6 +502,24 @@ TEST_F(PreloadKinds, ARefusedPoolAllocationWaitsForNoStream) {
   EXPECT_EQ(program.Ask("alloc plain 24M"), "0");
 }
 
+// The other thread's unfinished call keeps the library from trimming the pool later.
+TEST_F(PreloadKinds, ARefusedPoolAllocationKeepsNothingWhileAnotherThreadAllocates) {
+  const std::string go = MakeTempDir() + "/go";
+  const uint64_t before = UsedOnMachine();
+  Program program = RunWithStream(
+      {{"VRAMBROKER_LIMIT", "64MiB"}, {cuda_substitute::kDelaysVariable, "cuMemAllocFromPoolAsync=until:" + go}});
+  for (const std::string command : {"pool", "keep", "make_current", "alloc async 20M", "alloc plain 8M"}) {
+    ASSERT_EQ(program.Ask(command), "0") << command;
+  }
+  ASSERT_EQ(program.Ask("pool_thread 2M"), "0");
+  ASSERT_TRUE(WaitFor([&] { return std::filesystem::exists(go + ".waits"); }));
+  EXPECT_EQ(program.Ask("alloc async 20M"), "2") << "the driver takes 32 MiB, and 24 are left";
+  EXPECT_EQ(UsedOnMachine() - before, 40 * kMiB);
+  std::ofstream(go).put('\n');
+  EXPECT_EQ(program.Ask("join"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(24, 64));
+}
+
 // A launch may wait for room in a queue.
 TEST_F(PreloadKinds, WhileALaunchWaitsOtherThreadsGoOn) {
   const std::string go = MakeTempDir() + "/go";
