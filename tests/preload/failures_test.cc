@@ -87,6 +87,19 @@ TEST_F(PreloadFailures, APoolThatIsNotDestroyedStaysCounted) {
   EXPECT_EQ(program.Ask("info"), Info(64, 64));
 }
 
+// The pool has 32 MiB. A failed allocation or free does not change the room counted by the library.
+TEST_F(PreloadFailures, AFailedCallTakesNoRoomOfItsPool) {
+  Program program = RunWithFaults("cuMemAllocAsync:2=999,cuMemFreeAsync:1=1");
+  EXPECT_EQ(program.Ask("alloc async 4M"), "0");
+  EXPECT_EQ(program.Ask("alloc async 20M"), "999");
+  EXPECT_EQ(program.Ask("alloc plain 32M"), "0") << "the limit is reached";
+  EXPECT_EQ(program.Ask("alloc async 20M"), "0");
+  EXPECT_EQ(program.Ask("free 3"), "1");
+  EXPECT_EQ(program.Ask("free 3"), "0");
+  EXPECT_EQ(program.Ask("alloc async 20M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(0, 64));
+}
+
 // The handle has a mapping and two references.
 TEST_F(PreloadFailures, AReferenceThatIsNotReleasedCountsFurther) {
   Program program = RunWithFaults("cuMemRelease:2=1");
