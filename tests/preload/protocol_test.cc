@@ -204,8 +204,9 @@ TEST_F(PreloadProtocol, ADeviceThatTheDaemonDoesNotServeIsNotCounted) {
   EXPECT_EQ(daemon.Calls(VRAMBROKER_COUNT_CHARGE), 0);
 }
 
+// The program uses the second device only after the first daemon.
 TEST_F(PreloadProtocol, ADeviceThatIsNotServedAnyMoreIsNotCountedAnyMore) {
-  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
+  PlayedDaemon daemon(std::vector<std::string>{kPackingUuid, kSecondPackingUuid}, 64 * kMiB);
   Program program = RunPacking(daemon);
   EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
   daemon.set_distort([](const PlayedDaemon::Request& request, PlayedDaemon::Answer answer) {
@@ -215,6 +216,10 @@ TEST_F(PreloadProtocol, ADeviceThatIsNotServedAnyMoreIsNotCountedAnyMore) {
   daemon.HangUpAfter(VRAMBROKER_COUNT_CHARGE);
   EXPECT_EQ(program.Ask("alloc plain 60M"), "0");
   EXPECT_EQ(daemon.charged(), 0u);
+  EXPECT_EQ(program.Ask("device 1"), "0");
+  EXPECT_EQ(program.Ask("alloc plain 20M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(108, 128)) << "the driver's figures";
+  EXPECT_THAT(program.ErrorText(), HasSubstr("the daemon does not serve GPU 1"));
 }
 
 TEST_F(PreloadProtocol, AnOlderDaemonServesProgramsThatAskItForNothingNewer) {
