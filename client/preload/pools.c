@@ -74,7 +74,7 @@ static void read_pool(struct pool* pool) {
   growth_read(reserve);
   lock(&reserve->lock);
   const uint64_t bytes = reserve->known * VRAMBROKER_COUNT_UNIT_BYTES;
-  /* A driver may free allocations with their context. The substitute keeps all, so no test covers the case. */
+  /* A driver may free allocations with their context. */
   if (reserve->calls == 0 && pool->bytes > bytes) pool->bytes = bytes;
   const int may_shrink = bytes > pool->bytes || reserve->owed != 0;
   unlock(&reserve->lock);

@@ -370,6 +370,15 @@ PUBLIC int cuMemFreeAsync(unsigned long long address, void* stream) {
   return pool == NULL ? INVALID : OK;
 }
 
+/* Calls invisible to the library: a driver may free memory of pools, or pools, with a context. */
+PUBLIC int packing_free(unsigned long long address) {
+  return cuMemFreeAsync(address, NULL);
+}
+
+PUBLIC int packing_destroy_pool(unsigned long long pool) {
+  return cuMemPoolDestroy((void*)(uintptr_t)pool);
+}
+
 /* Gives back a pool's empty units, like a pool without a threshold. */
 PUBLIC int cuStreamSynchronize(void* stream) {
   (void)stream;

@@ -190,6 +190,12 @@ static void call_when_gone(void (*function)(void)) {
   when_gone(function);
 }
 
+/* "free_unseen NUMBER", "destroy_pool_unseen": the packing driver frees memory of a pool, or destroys the pool. */
+static int call_unseen(const char* function, address_t of) {
+  int (*call)(address_t) = dlsym(dlopen("libcuda.so.1", RTLD_NOW), function);
+  return call(of);
+}
+
 /* "unmap_and_reuse BYTES": unmaps memory, and at once creates other memory with the freed handle. The other memory is
  * half as large, and stays until "free_another". */
 static int unmap_and_reuse(size_t bytes) {
@@ -420,6 +426,8 @@ static int other(const char* word, const char* first, const char* second) {
   if (strcmp(word, "make_current") == 0) return driver.cuDeviceSetMemPool(device_here(), pool);
   if (strcmp(word, "keep") == 0) return driver.cuMemPoolSetAttribute(pool, 4, &threshold);
   if (strcmp(word, "destroy_pool") == 0) return driver.cuMemPoolDestroy(pool);
+  if (strcmp(word, "free_unseen") == 0) return call_unseen("packing_free", things[atoi(first)].address);
+  if (strcmp(word, "destroy_pool_unseen") == 0) return call_unseen("packing_destroy_pool", (address_t)(size_t)pool);
   if (strcmp(word, "free_later") == 0) return driver.cuMemFreeAsync(things[atoi(first)].address, stream);
   if (strcmp(word, "trim") == 0) return driver.cuMemPoolTrimTo(pool, 0);
   if (strcmp(word, "graph") == 0) return run_graph(size_of(first));

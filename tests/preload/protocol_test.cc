@@ -256,6 +256,43 @@ TEST_F(PreloadProtocol, PoolsOfADeviceThatIsServedLaterAreCountedFromThen) {
   EXPECT_GE(daemon.charged(0), 40 * kMiB);
 }
 
+// A driver may free a pool's memory with a context, in a call of another function. The pool has room again.
+TEST_F(PreloadProtocol, WhatAPoolLosesUnseenTakesNoRoom) {
+  PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc async 3M"), "0");
+  EXPECT_EQ(program.Ask("free_unseen 0"), "0");
+  EXPECT_EQ(program.Ask("default_pool"), "0");
+  EXPECT_EQ(program.Ask("trim"), "0");
+  EXPECT_EQ(program.Ask("alloc array 4M"), "0") << "gets the number of the freed memory";
+  EXPECT_EQ(program.Ask("alloc async 1536K"), "0") << "the driver takes 4 MiB";
+  EXPECT_EQ(daemon.charged(), 8 * kMiB);
+  EXPECT_EQ(program.Ask("alloc async 2M"), "0");
+}
+
+TEST_F(PreloadProtocol, AnAddressThatAPoolGivesAgainTakesRoomOnce) {
+  PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc async 1536K"), "0") << "the driver takes 4 MiB";
+  EXPECT_EQ(program.Ask("free_unseen 0"), "0");
+  EXPECT_EQ(program.Ask("alloc async 1536K"), "0") << "has the address of the freed memory";
+  EXPECT_EQ(program.Ask("alloc plain 4M"), "0");
+  EXPECT_EQ(daemon.charged(), 8 * kMiB);
+  EXPECT_EQ(program.Ask("alloc async 2M"), "0");
+}
+
+// The plain allocation makes the library read all pools.
+TEST_F(PreloadProtocol, APoolWithTheHandleOfAnotherCountsOnce) {
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("pool"), "0");
+  EXPECT_EQ(program.Ask("destroy_pool_unseen"), "0");
+  EXPECT_EQ(program.Ask("pool"), "0") << "has the handle of the destroyed pool";
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(program.Ask("alloc pool 1M"), "0") << "the driver takes 4 MiB for both";
+  EXPECT_EQ(program.Ask("alloc plain 2M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(58, 64));
+}
+
 // --- Daemons with wrong answers: handled like a missing daemon, and never in a hot loop ---
 
 class PreloadHostile : public PreloadProtocol, public ::testing::WithParamInterface<uint32_t> {
