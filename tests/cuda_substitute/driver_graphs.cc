@@ -169,9 +169,9 @@ CUresult Launch(Driver& driver, const GraphExec& exec, const StreamState& stream
 
 }  // namespace
 
-CUresult CaptureAllocation(Driver& driver, CUdeviceptr* address, size_t bytes, StreamState& stream) {
+CUresult CaptureAllocation(Driver& driver, CUdeviceptr* address, size_t bytes, int device, StreamState& stream) {
   if (stream.capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  stream.captured.push_back(AllocationNode(driver, bytes, DeviceOf(stream.context)));
+  stream.captured.push_back(AllocationNode(driver, bytes, device));
   *address = AddressOf(stream.captured.back().address);
   return CUDA_SUCCESS;
 }

@@ -207,7 +207,10 @@ std::optional<Found> FindAllocation(Driver& driver, const char* address) {
 
 CUresult AllocateFrom(Driver& driver, Pool& pool, CUdeviceptr* address, size_t bytes, StreamState& stream) {
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (stream.capturing()) return CaptureAllocation(driver, address, bytes, stream);
+  if (stream.capturing()) {
+    const int device = pool.place == kHost ? DeviceOf(stream.context) : driver.Ordinal(pool.place);
+    return CaptureAllocation(driver, address, bytes, device, stream);
+  }
   char* const memory = Take(driver, pool, bytes, &stream);
   if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   *address = AddressOf(memory);

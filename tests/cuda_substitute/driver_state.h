@@ -183,7 +183,7 @@ bool FreeInPool(Driver& driver, const char* address, const StreamState* stream);
 // Does the same for memory that the launch of a graph took.
 bool FreeOfGraph(Driver& driver, char* address, const StreamState* stream);
 // Note the call in the stream's capture.
-CUresult CaptureAllocation(Driver& driver, CUdeviceptr* address, size_t bytes, StreamState& stream);
+CUresult CaptureAllocation(Driver& driver, CUdeviceptr* address, size_t bytes, int device, StreamState& stream);
 CUresult CaptureFree(Driver& driver, char* address, StreamState& stream);
 // Gives back memory that the pools need not keep.
 void AfterSynchronize(Driver& driver);

@@ -469,6 +469,16 @@ TEST_F(PreloadKinds, MemoryOfGraphsOfAnotherDeviceThanTheThreadsIsCharged) {
   }
 }
 
+// A captured allocation takes memory of its pool's device.
+TEST_F(PreloadKinds, MemoryOfGraphsOfAPoolOfAnotherDeviceIsCharged) {
+  Program program = RunWithStream();
+  ASSERT_EQ(program.Ask("new_pool 1:1 pinned"), "0");
+  EXPECT_EQ(program.Ask("pool_graph 20M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+  ASSERT_EQ(program.Ask("device 1"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(44, 64));
+}
+
 TEST_F(PreloadKinds, MemoryOfAPoolOfTheStreamsDeviceIsCharged) {
   Program program = Run("dlsym", {{"VRAMBROKER_LIMIT", "64MiB"}});
   ASSERT_EQ(program.Ask("device 1"), "0");

@@ -225,13 +225,17 @@ static int destroy_and_reuse(size_t bytes) {
   return error != 0 ? error : another_failed;
 }
 
-/* Runs a graph with an allocation. The graph's memory stays afterwards. */
-static int run_graph(size_t bytes) {
+/* "graph BYTES", "pool_graph BYTES": runs a graph with an allocation, from the device's pool or the chosen pool. The
+ * graph's memory stays afterwards. */
+static int run_graph(size_t bytes, int from_pool) {
   void* graph;
   void* exec;
   address_t address;
   int error = driver.cuStreamBeginCapture_v2(stream, 2);
-  if (error == 0) error = driver.cuMemAllocAsync(&address, bytes, stream);
+  if (error == 0) {
+    error = from_pool ? driver.cuMemAllocFromPoolAsync(&address, bytes, pool, stream)
+                      : driver.cuMemAllocAsync(&address, bytes, stream);
+  }
   if (error == 0) error = driver.cuMemFreeAsync(address, stream);
   if (error == 0) error = driver.cuStreamEndCapture(stream, &graph);
   if (error == 0) error = driver.cuGraphInstantiateWithFlags(&exec, graph, 0);
@@ -430,7 +434,8 @@ static int other(const char* word, const char* first, const char* second) {
   if (strcmp(word, "destroy_pool_unseen") == 0) return call_unseen("packing_destroy_pool", (address_t)(size_t)pool);
   if (strcmp(word, "free_later") == 0) return driver.cuMemFreeAsync(things[atoi(first)].address, stream);
   if (strcmp(word, "trim") == 0) return driver.cuMemPoolTrimTo(pool, 0);
-  if (strcmp(word, "graph") == 0) return run_graph(size_of(first));
+  if (strcmp(word, "graph") == 0) return run_graph(size_of(first), 0);
+  if (strcmp(word, "pool_graph") == 0) return run_graph(size_of(first), 1);
   if (strstr(word, "node_graph") != NULL) return run_node_graph(size_of(first), atoi(second), *word == 'a');
   if (strcmp(word, "trim_graphs") == 0) return driver.cuDeviceGraphMemTrim(atoi(first));
   if (strcmp(word, "map_beside") == 0) return map_beside(atoi(first), size_of(second), 0);
