@@ -530,6 +530,22 @@ TEST_F(PreloadKinds, ARefusedPoolAllocationKeepsNothingWhileAnotherThreadAllocat
   EXPECT_EQ(program.Ask("info"), Info(24, 64));
 }
 
+// The driver keeps a refused allocation's memory as long as the stream is busy. The pool's first block has room.
+TEST_F(PreloadKinds, APoolThatOwesServesNothingFromItsUnusedMemory) {
+  Program program = RunWithStream();
+  ASSERT_EQ(program.Ask("pool"), "0");
+  ASSERT_EQ(program.Ask("alloc pool 20M"), "0");
+  ASSERT_EQ(program.Ask("alloc plain 24M"), "0");
+  ASSERT_EQ(program.Ask("hold"), "0");
+  ASSERT_EQ(program.Ask("pool_thread 20M"), "0") << "the driver takes 32 MiB, and 8 are left";
+  EXPECT_EQ(program.Ask("join"), "2");
+  EXPECT_EQ(program.Ask("alloc pool 8M"), "2");
+  EXPECT_EQ(program.Ask("go"), "0");
+  EXPECT_EQ(program.Ask("synchronize"), "0");
+  EXPECT_EQ(program.Ask("alloc pool 8M"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(8, 64));
+}
+
 // A launch may wait for room in a queue.
 TEST_F(PreloadKinds, WhileALaunchWaitsOtherThreadsGoOn) {
   const std::string go = MakeTempDir() + "/go";
