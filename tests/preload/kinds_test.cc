@@ -415,6 +415,18 @@ TEST_F(PreloadKinds, ADestroyedCurrentPoolIsChargedUntilItsLastFreeHasHappened) 
   EXPECT_EQ(program.Ask("info"), Info(32, 64)) << "of the default pool alone";
 }
 
+// The program waits for no stream after the free.
+TEST_F(PreloadKinds, ADestroyedPoolGivesItsMemoryBackWhenAContextEnds) {
+  Program program = RunWithStream();
+  ASSERT_EQ(program.Ask("pool"), "0");
+  ASSERT_EQ(program.Ask("alloc pool 20M"), "0");
+  ASSERT_EQ(program.Ask("destroy_pool"), "0");
+  ASSERT_EQ(program.Ask("free_later 0"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(32, 64));
+  EXPECT_EQ(program.Ask("reset"), "0");
+  EXPECT_EQ(program.Ask("info"), Info(64, 64));
+}
+
 // The library does not see the end of the stream's work.
 TEST_F(PreloadKinds, APlainAllocationHasWhatADestroyedPoolNoLongerNeeds) {
   Program program = RunWithStream();
