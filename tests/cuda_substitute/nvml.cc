@@ -4,6 +4,7 @@
 // machine. The library ignores CUDA_VISIBLE_DEVICES, and does not count as a process of the machine.
 #include "tests/cuda_substitute/nvml.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -17,6 +18,8 @@
 
 namespace vrambroker::cuda_substitute {
 namespace {
+
+constexpr uint64_t kReservedBytes = uint64_t{8} << 20;  // the driver's own memory, in the second form's figures
 
 std::atomic<int> users{0};  // initialisations that no shutdown has ended
 
@@ -185,9 +188,9 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t* me
   return DeviceCall(device, [&](const std::string& folder, int number) {
     if (memory->version != nvmlMemory_v2) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     memory->total = OptionsOf(folder).device_bytes;
-    memory->reserved = 0;
     memory->used = UsedBytes(folder, number);
-    memory->free = memory->total - memory->used;
+    memory->reserved = std::min<uint64_t>(kReservedBytes, memory->total - memory->used);
+    memory->free = memory->total - memory->used - memory->reserved;
     return NVML_SUCCESS;
   });
 }

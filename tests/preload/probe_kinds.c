@@ -383,7 +383,7 @@ static int management(const char* version) {
   if (error == 0) error = by_index(0, &device);
   if (error == 0) error = strcmp(version, "2") == 0 ? info2(device, &second) : info(device, &first);
   if (strcmp(version, "2") == 0) {
-    printf("%d %llu %llu %llu\n", error, second.total, second.used, second.free);
+    printf("%d %llu %llu %llu %llu\n", error, second.total, second.used, second.free, second.reserved);
   } else {
     printf("%d %llu %llu %llu\n", error, first.total, first.used, first.free);
   }
