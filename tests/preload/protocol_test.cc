@@ -236,6 +236,20 @@ TEST_F(PreloadProtocol, AnOlderDaemonServesProgramsThatAskItForNothingNewer) {
   }
 }
 
+// The daemon grants the allocation's unit, and refuses the pool's second unit.
+TEST_F(PreloadProtocol, APoolThatIsRefusedAPartAsksForAllOfItsMemory) {
+  PlayedDaemon daemon(kPackingUuid, 8 * kMiB);
+  std::atomic<uint64_t> asked = 0;
+  daemon.set_distort([&](const PlayedDaemon::Request& request, const PlayedDaemon::Answer& answer) {
+    if (request.call == VRAMBROKER_COUNT_WAIT) asked = request.bytes;
+    return PlayedDaemon::Bytes(answer);
+  });
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("alloc plain 6M"), "0");
+  EXPECT_EQ(program.Ask("alloc async 1M"), "2");
+  EXPECT_EQ(asked, 4 * kMiB);
+}
+
 // Memory already held by a pool of the device counts, too.
 TEST_F(PreloadProtocol, PoolsOfADeviceThatIsServedLaterAreCountedFromThen) {
   PlayedDaemon daemon(std::vector<std::string>{kPackingUuid, kSecondPackingUuid}, 64 * kMiB);
