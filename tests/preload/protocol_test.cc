@@ -307,6 +307,18 @@ TEST_F(PreloadProtocol, APoolWithTheHandleOfAnotherCountsOnce) {
   EXPECT_EQ(program.Ask("info"), Info(58, 64));
 }
 
+// The driver gives back the graph's memory in no call known to the library.
+TEST_F(PreloadProtocol, GraphsAreAskedForTheirMemoryWhenAContextEnds) {
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("make_graph 20M 0"), "0");
+  EXPECT_EQ(program.Ask("reserve_for_graphs 0 -10"), "0");
+  EXPECT_EQ(daemon.charged(), 20 * kMiB);
+  EXPECT_EQ(program.Ask("destroy_and_reuse 2M"), "0");
+  EXPECT_EQ(program.Ask("taken 0"), "0 1");
+  EXPECT_LE(daemon.charged(), 4 * kMiB) << "a unit of slack is kept";
+}
+
 // --- Daemons with wrong answers: handled like a missing daemon, and never in a hot loop ---
 
 class PreloadHostile : public PreloadProtocol, public ::testing::WithParamInterface<uint32_t> {
