@@ -439,6 +439,17 @@ TEST_F(PreloadProtocol, WhatAnEarlierSessionIsGrantedDoesNotCount) {
   EXPECT_EQ(daemon.charged(), 40 * kMiB) << "it was asked again";
 }
 
+// Other programs wait for all programs' amounts.
+TEST_F(PreloadProtocol, AProgramThatHoldsNothingSaysSoToANewDaemon) {
+  PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
+  Program program = RunPacking(daemon);
+  EXPECT_EQ(program.Ask("own_context"), "0");
+  EXPECT_EQ(daemon.Calls(VRAMBROKER_COUNT_HOLD), 0);
+  daemon.HangUp();
+  EXPECT_TRUE(WaitFor([&] { return daemon.Calls(VRAMBROKER_COUNT_HOLD) == 1; }));
+  EXPECT_EQ(daemon.charged(), 0u);
+}
+
 // The slack is gone even while the new session begins.
 TEST_F(PreloadProtocol, SlackOfAnEarlierSessionIsNone) {
   PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
