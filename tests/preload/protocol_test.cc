@@ -507,6 +507,7 @@ TEST_F(PreloadProtocol, AnEndedSessionIsNotWaitedFor) {
   });
   EXPECT_EQ(program.Ask("alloc plain 20M"), "2");
   EXPECT_THAT(program.ErrorText(), HasSubstr("an operator has ended it"));
+  EXPECT_GE(daemon.Calls(VRAMBROKER_COUNT_HELLO), 2) << "the process has asked for another session";
   EXPECT_LE(daemon.Calls(VRAMBROKER_COUNT_HELLO), 20);
   EXPECT_EQ(program.Ask("free 0"), "0");
 }
