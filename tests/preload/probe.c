@@ -301,10 +301,14 @@ static void heard(void) {
 
 static void command(char* line);
 
-/* "fork COMMAND", "clone COMMAND": runs the command in a child. */
+/* "fork COMMAND", "clone COMMAND": runs the command in a child. "fork": a child follows all further commands. */
 static void in_child(char* line, int by_clone) {
   fflush(stdout);
   const pid_t child = by_clone ? (pid_t)syscall(SYS_clone, 17 /* SIGCHLD */, 0, 0, 0, 0) : fork();
+  if (child == 0 && *line == '\0') {
+    printf("0\n");
+    return;
+  }
   if (child == 0) {
     command(line);
     fflush(stdout);

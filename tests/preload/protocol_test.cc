@@ -319,6 +319,19 @@ TEST_F(PreloadProtocol, GraphsAreAskedForTheirMemoryWhenAContextEnds) {
   EXPECT_LE(daemon.charged(), 4 * kMiB) << "a unit of slack is kept";
 }
 
+// The packing driver's state is copied with the process: a child can free its parent's memory.
+TEST_F(PreloadProtocol, WhatAChildFreesOfItsParentsMemoryWasNotCountedForIt) {
+  for (const std::string kind : {"plain", "array", "handle", "async", "graph"}) {
+    PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
+    Program program = RunPacking(daemon);
+    EXPECT_EQ(program.Ask(absl::StrCat("alloc ", kind, " 20M")), "0") << kind;
+    ASSERT_EQ(program.Ask("fork"), "0");
+    EXPECT_EQ(program.Ask("alloc plain 20M"), "0") << kind;
+    EXPECT_EQ(program.Ask("free 0"), "0") << kind;
+    EXPECT_EQ(daemon.charged(), 20 * kMiB) << kind;
+  }
+}
+
 // --- Daemons with wrong answers: handled like a missing daemon, and never in a hot loop ---
 
 class PreloadHostile : public PreloadProtocol, public ::testing::WithParamInterface<uint32_t> {
