@@ -333,6 +333,7 @@ TEST_F(PreloadSession, AChildIsASessionOfItsOwn) {
     EXPECT_EQ(program.Ask(how + " alloc plain 18M"), "2");
     EXPECT_EQ(program.Ask("alloc plain 16M"), "0");
     EXPECT_EQ(program.Ask("info"), Info(0, 16));
+    EXPECT_EQ(program.Ask(how + " nvml 1"), absl::StrCat("0 ", 16 * kMiB, " 0 ", 16 * kMiB));
   }
 }
 
