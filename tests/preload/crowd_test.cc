@@ -96,11 +96,11 @@ TEST_F(PreloadTest, AGraphThatIsRefusedForAnotherDeviceLeavesNothing) {
 
 // The driver reuses freed memory before the freeing call returns, as another thread could.
 TEST_F(PreloadTest, WhatIsUsedAgainAtOnceIsCounted) {
-  for (const std::string how : {"unmap_and_reuse", "destroy_and_reuse"}) {
+  for (const std::string how : {"unmap_and_reuse 16M", "destroy_and_reuse 16M plain", "destroy_and_reuse 16M array"}) {
     PlayedDaemon daemon(kPackingUuid, 64 * kMiB);
     Program program = Run("dlsym", {{"LD_LIBRARY_PATH", FolderOf(paths::kPreloadPackingDriver)},
                                     {"VRAMBROKER_SOCKET_DIR", daemon.socket_dir()}});
-    EXPECT_EQ(program.Ask(how + " 16M"), "0");
+    EXPECT_EQ(program.Ask(how), "0");
     EXPECT_EQ(program.Ask("taken 0"), "0 4");
     EXPECT_GE(daemon.charged(), 4 * kPackingUnit) << how;
     EXPECT_LE(daemon.charged(), 5 * kPackingUnit) << how << ": a unit of slack is kept";

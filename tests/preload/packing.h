@@ -14,6 +14,8 @@ enum { OK = 0, INVALID = 1, NO_MEMORY = 2 };
 
 /* Returns the device of the calling thread's context. */
 int packing_device(void);
+/* Returns the calling thread's context; NULL: the device's primary context. */
+const void* packing_context(void);
 
 /* Functions under the lock. packing_take() takes units, or gives back negative units. NO_MEMORY: the device has too few
  * units. */
@@ -21,6 +23,9 @@ void packing_lock(void);
 void packing_unlock(void); /* checks the limits */
 int packing_take(int device, long long units);
 void packing_misused(const char* what);
+
+/* Frees the arrays of a destroyed context. Needs the lock. */
+void packing_free_arrays(const void* gone);
 
 /* Call without the lock, after an unmapping or a context's destruction. */
 void packing_gone(void);

@@ -42,6 +42,10 @@ int packing_device(void) {
   return current;
 }
 
+const void* packing_context(void) {
+  return context;
+}
+
 void packing_lock(void) {
   pthread_mutex_lock(&mutex);
 }
@@ -301,7 +305,7 @@ PUBLIC int cuMemFree_v2(unsigned long long address) {
   return error;
 }
 
-/* --- contexts: one reused context for each device beside the primary one; its destruction frees large memory --- */
+/* --- contexts: one reused context for each device beside the primary one. Its end frees large memory and arrays --- */
 
 PUBLIC int cuCtxCreate_v2(const void** made, unsigned int flags, int device) {
   if (device < 0 || device >= DEVICES || flags != 0) return INVALID;
@@ -316,6 +320,7 @@ PUBLIC int cuCtxDestroy_v2(const void* gone) {
     const struct block* const block = &blocks[i / BLOCKS][i % BLOCKS];
     if (block->large_bytes != 0 && block->context == gone) give(address_at(i / BLOCKS, i % BLOCKS, 0));
   }
+  packing_free_arrays(gone);
   packing_unlock();
   packing_gone();
   return OK;

@@ -16,6 +16,7 @@ static struct record {
   int device;
   unsigned long long bytes; /* pool: bytes in use */
   unsigned long long units; /* pool: reserved units; graph: needed units */
+  const void* context;      /* array: context of its creation */
   int references;           /* memory: references; pool: allocations */
   int mappings;
   int of;                 /* mapping: its memory; allocation: its pool */
@@ -132,8 +133,12 @@ static int make_array(void** array, size_t width, size_t height, size_t depth) {
   packing_lock();
   const int number = make(ARRAY, packing_device(), bytes);
   const int error = number == 0 ? NO_MEMORY : add_array(packing_device(), bytes, 1);
-  if (error == OK) *array = (void*)(uintptr_t)number;
-  if (error != OK && number != 0) drop(&records[number]);
+  if (error == OK) {
+    records[number].context = packing_context();
+    *array = (void*)(uintptr_t)number;
+  } else if (number != 0) {
+    drop(&records[number]);
+  }
   packing_unlock();
   return error;
 }
@@ -175,6 +180,14 @@ PUBLIC int cuArrayDestroy(void* array) {
 
 PUBLIC int cuMipmappedArrayDestroy(void* array) {
   return cuArrayDestroy(array);
+}
+
+void packing_free_arrays(const void* gone) {
+  for (int i = 1; i <= next; i++) {
+    if (records[i].kind != ARRAY || records[i].context != gone) continue;
+    add_array(records[i].device, records[i].bytes, -1);
+    drop(&records[i]);
+  }
 }
 
 /* --- memory by handle --- */

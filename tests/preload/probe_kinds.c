@@ -174,6 +174,8 @@ int free_thing(const struct thing* thing) {
 }
 
 static struct thing another;
+static void* another_context;
+static const char* another_kind;
 static int another_failed;
 
 static void create_another(void) {
@@ -181,8 +183,8 @@ static void create_another(void) {
 }
 
 static void create_another_context(void) {
-  another_failed = driver.cuCtxCreate_v2(&another.array, 0, 0);
-  if (another_failed == 0) another_failed = allocate_thing(&another, "plain", another.bytes);
+  another_failed = driver.cuCtxCreate_v2(&another_context, 0, 0);
+  if (another_failed == 0) another_failed = allocate_thing(&another, another_kind, another.bytes);
 }
 
 static void call_when_gone(void (*function)(void)) {
@@ -210,18 +212,20 @@ static int unmap_and_reuse(size_t bytes) {
   return error != 0 ? error : another_failed;
 }
 
-/* "destroy_and_reuse BYTES": destroys a context with memory, and at once creates another context with the freed
- * addresses. */
-static int destroy_and_reuse(size_t bytes) {
+/* "destroy_and_reuse BYTES KIND": destroys a context with memory, and at once creates another context with other memory
+ * at the freed address, or with the freed handle. */
+static int destroy_and_reuse(size_t bytes, const char* kind) {
   void* context;
-  struct thing thing;
+  struct thing thing = {.bytes = bytes};
   another = (struct thing){.bytes = bytes / 2};
+  another_kind = kind;
   int error = driver.cuCtxCreate_v2(&context, 0, 0);
-  if (error == 0) error = allocate_thing(&thing, "plain", bytes);
+  if (error == 0) error = allocate_thing(&thing, kind, bytes);
   call_when_gone(create_another_context);
   if (error == 0) error = driver.cuCtxDestroy_v2(context);
   call_when_gone(NULL);
-  if (error == 0 && (another.array != context || another.address != thing.address)) return -1;
+  if (error == 0 && another_context != context) return -1;
+  if (error == 0 && (another.array != thing.array || another.address != thing.address)) return -1;
   return error != 0 ? error : another_failed;
 }
 
@@ -450,7 +454,7 @@ static int other(const char* word, const char* first, const char* second) {
     return make_node_graph(&context, &handle, size_of(first), atoi(second), 0);
   }
   if (strcmp(word, "unmap_and_reuse") == 0) return unmap_and_reuse(size_of(first));
-  if (strcmp(word, "destroy_and_reuse") == 0) return destroy_and_reuse(size_of(first));
+  if (strcmp(word, "destroy_and_reuse") == 0) return destroy_and_reuse(size_of(first), second);
   if (strcmp(word, "free_another") == 0) return free_thing(&another);
   if (strcmp(word, "synchronize") == 0) return driver.cuCtxSynchronize();
   if (strcmp(word, "retain") == 0) {

@@ -314,7 +314,7 @@ TEST_F(PreloadProtocol, GraphsAreAskedForTheirMemoryWhenAContextEnds) {
   EXPECT_EQ(program.Ask("make_graph 20M 0"), "0");
   EXPECT_EQ(program.Ask("reserve_for_graphs 0 -10"), "0");
   EXPECT_EQ(daemon.charged(), 20 * kMiB);
-  EXPECT_EQ(program.Ask("destroy_and_reuse 2M"), "0");
+  EXPECT_EQ(program.Ask("destroy_and_reuse 2M plain"), "0");
   EXPECT_EQ(program.Ask("taken 0"), "0 1");
   EXPECT_LE(daemon.charged(), 4 * kMiB) << "a unit of slack is kept";
 }
