@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads growing a reserve at the same time, with a played ledger.
+// Charges, and threads growing a reserve at the same time, with a played ledger and clock.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -11,6 +11,7 @@
 
 extern "C" {
 #include "client/preload/growth.h"
+#include "client/preload/pools.h"
 #include "client/preload/runtime.h"
 }
 
@@ -18,15 +19,18 @@ namespace {
 
 std::atomic<uint64_t> units_left;  // units still available from the daemon
 std::function<void()> when_taken;  // called once, before the thread gets its answer
+bool have_others_had = false;      // other programs had the taken units before
+uint64_t clock_ms = 1;
 
 }  // namespace
 
 extern "C" {
 
-int ledger_take(struct account* /*account*/, uint64_t units, enum patience /*patience*/, int* /*waited*/,
+int ledger_take(struct account* /*account*/, uint64_t units, enum patience /*patience*/, int* waited,
                 char* /*message*/) {
   if (units > units_left) return -1;
   units_left -= units;
+  *waited = have_others_had ? 1 : 0;
   if (const auto action = std::exchange(when_taken, nullptr); action) action();
   return 0;
 }
@@ -37,9 +41,18 @@ void ledger_give(struct account* /*account*/, uint64_t units) {
 
 void ledger_owe(struct account* /*account*/, uint64_t /*units*/) {}
 
-int charge_begin(struct charge* /*charge*/, struct account* /*account*/, const char* /*what*/, uint64_t /*bytes*/,
-                 uint64_t /*units*/, enum patience /*patience*/) {
+int refuse(const char* /*message*/) {
   return CU_OUT_OF_MEMORY;
+}
+
+void pools_read_if_freed(void) {}
+
+uint64_t now_ms(void) {
+  return clock_ms;
+}
+
+void sleep_ms(uint64_t milliseconds) {
+  clock_ms += milliseconds;
 }
 
 struct calm calm_begin(void) {
@@ -52,6 +65,23 @@ void calm_end(struct calm /*calm*/) {}
 
 namespace vrambroker::testing_support {
 namespace {
+
+// After a wait, the driver may have the other programs' memory a moment later.
+TEST(PreloadCharge, AfterAWaitTheDriverIsAskedAgainForASecond) {
+  int counted = 0;
+  for (const bool waits : {false, true}) {
+    charge allocation = {};
+    have_others_had = waits;
+    units_left = 1;
+    ASSERT_EQ(charge_begin(&allocation, reinterpret_cast<account*>(&counted), "cuMemAlloc", 1, 1, MAY_WAIT), 0);
+    const uint64_t start = clock_ms;
+    EXPECT_EQ(charge_again(&allocation, CU_OK), 0);
+    while (charge_again(&allocation, CU_OUT_OF_MEMORY) != 0) {
+    }
+    EXPECT_EQ(clock_ms - start, waits ? 1000u : 0u);
+  }
+  have_others_had = false;
+}
 
 // Two threads read the driver's memory for both threads. The first thread's charge is granted, but not yet recorded.
 TEST(PreloadGrowth, WhatAnotherThreadPaysForIsNotRefused) {
