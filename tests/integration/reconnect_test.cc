@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -26,11 +27,33 @@
 namespace vrambroker::testing_support {
 namespace {
 
+constexpr uint64_t kTooMuch = uint64_t{1} << 62;  // the client asks the daemon for the reason only
+
 class ReconnectTest : public DaemonTest {
  protected:
   struct Log {
     Mutex mu;
+    CondVar changed;
     std::string text ABSL_GUARDED_BY(mu);
+    std::string pauses_at ABSL_GUARDED_BY(mu);
+  };
+
+  // Makes the client's background thread wait after its next line with `text`, until the end of this object.
+  class Pause {
+   public:
+    Pause(std::shared_ptr<Log> log, const std::string& text) : log_(std::move(log)) { At(text); }
+    ~Pause() { At(""); }
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    void At(const std::string& text) {
+      MutexLock lock(log_->mu);
+      log_->pauses_at = text;
+      log_->changed.NotifyAll();
+    }
+
+    const std::shared_ptr<Log> log_;
   };
 
   // Connects through a proxy. The client's background thread returns no memory by age.
@@ -48,6 +71,7 @@ class ReconnectTest : public DaemonTest {
     options.log = [log = log_](const std::string& line) {
       MutexLock lock(log->mu);
       absl::StrAppend(&log->text, line, "\n");
+      while (!log->pauses_at.empty() && absl::StrContains(line, log->pauses_at)) log->changed.Wait(log->mu);
     };
     return Client::Connect(options);
   }
@@ -117,10 +141,50 @@ TEST_F(ReconnectTest, FiguresThatWereLostOnTheWayAreToldAgain) {
   ASSERT_TRUE(WaitFor([&] { return Listed().stats().allocated_bytes().all().current() == 40_MiB; }));
   proxy_->Stall(Proxy::Which::kGrpc);
   EXPECT_OK(held.Reset());
-  EXPECT_TRUE(WaitFor([&] { return proxy_->stalled() > 0; })) << "what the client reports then";
+  // The client reports before its call for an explanation. Stalled data would prove nothing: gRPC sends pings.
+  const uint64_t calls = client.calls();
+  std::thread refused([&] { EXPECT_STATUS(client.LeaseSegment(kTooMuch), absl::StatusCode::kResourceExhausted, ""); });
+  EXPECT_TRUE(WaitFor([&] { return client.calls() > calls; }));
   proxy_->Break();
+  refused.join();
   EXPECT_TRUE(WaitFor([&] { return Listed().stats().allocated_bytes().all().current() == 0; }))
       << "although nothing changes any more";
+}
+
+// A process that ends with the refusal makes no later report. The client's background thread, which reports once a
+// second, waits here.
+TEST_F(ReconnectTest, TheFiguresAreToldWithARefusal) {
+  ASSERT_OK(StartDaemon());
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectThroughProxy());
+  const Pause pause(log_, "resumed the session");
+  proxy_->Break();
+  ASSERT_TRUE(WaitFor([&] { return HasSaid("resumed the session"); })) << Said();
+  EXPECT_STATUS(client.LeaseSegment(kTooMuch), absl::StatusCode::kResourceExhausted, "");
+  EXPECT_EQ(Listed().stats().num_ooms(), 1u);
+}
+
+// The client's background thread waits before its first report to the next daemon.
+TEST_F(ReconnectTest, TheNextDaemonCountsRetriesFromItsStartOn) {
+  ASSERT_OK(StartDaemon({.http = true}));
+  ASSERT_OK_AND_ASSIGN(Client client, ConnectThroughProxy());
+  const auto retry = [&] {
+    EXPECT_OK(client.Allocate(150_MiB)) << "stays in the cache";
+    EXPECT_OK(client.Allocate(200_MiB)) << "needs more than what is left of 256 MiB";
+    EXPECT_OK(client.EmptyCache());
+  };
+  retry();
+  EXPECT_EQ(client.GetMemoryStats()->num_alloc_retries, 1u);
+  {
+    const Pause pause(log_, "as a new session");
+    daemon_->Kill();
+    ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
+    ASSERT_OK(daemon_->Restart());
+    ASSERT_TRUE(WaitFor([&] { return HasSaid("as a new session"); })) << Said();
+    retry();
+    EXPECT_EQ(client.GetMemoryStats()->num_alloc_retries, 2u);
+  }
+  EXPECT_TRUE(WaitFor([&] { return Listed().stats().num_alloc_retries() == 2; }));
+  EXPECT_EQ(daemon_->Metrics().Value("vrambroker_device_alloc_retries_total", {{"gpu", "0"}}), 1);
 }
 
 TEST_F(ReconnectTest, TheNextDaemonsCapacityCounts) {
