@@ -164,6 +164,27 @@ TEST_F(WholeSegmentsTest, IdleSegmentsGoToWhoNeedsThem) {
   EXPECT_EQ(segments.size(), 7u);
 }
 
+TEST_F(WholeSegmentsTest, AnOperatorSeesAtOnceWhatTheProgramGivesBack) {
+  ASSERT_OK_AND_ASSIGN(Client program, Connect("program"));
+  ASSERT_OK_AND_ASSIGN(const std::vector<void*> segments, Lease(program, 4));
+  ASSERT_OK(program.ServeTrims(true));
+  // The client has just reported its figures, and reports by itself only about a second later.
+  ASSERT_TRUE(WaitFor([&] { return Listed("program").stats().num_device_alloc() == 4; }));
+  std::thread giver([&] {
+    const absl::StatusOr<TrimRequest> trim = program.WaitForTrim(kPatience);
+    ASSERT_OK(trim);
+    for (size_t i = 0; i < 2; ++i) EXPECT_OK(program.ReturnSegment(segments[i]));
+    EXPECT_OK(program.EndTrim(trim->number));
+  });
+  absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
+  const absl::StatusOr<uint64_t> trimmed = raw.ok() ? raw->TrimSession(Ref("program")) : raw.status();
+  const v1::SessionDevice after = Listed("program");
+  giver.join();
+  EXPECT_EQ(trimmed.value_or(0), 40_MiB) << trimmed.status();
+  EXPECT_EQ(after.reserved_bytes(), 40_MiB);
+  EXPECT_EQ(after.stats().num_device_free(), 2u);
+}
+
 TEST_F(WholeSegmentsTest, NobodyWaitsForAProgramThatDoesNothing) {
   ASSERT_OK(StartDaemon({.config = "client_timeout: '2s' reclaim_timeout: '500ms'"}));
   ASSERT_OK_AND_ASSIGN(Client holder, Connect("holder"));
