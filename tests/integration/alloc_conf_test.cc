@@ -399,6 +399,7 @@ TEST_F(SnapshotTest, OfALiveSessionCanBeReadAndReplayed) {
   EXPECT_EQ(actions["oom"], 1);
   EXPECT_EQ(actions["snapshot"], 3) << "and the daemon's, of the refusal";
   EXPECT_GE(actions["segment_alloc"], 2);
+  EXPECT_GE(tree["device_traces"][1].size(), 2u) << "a segment and a block";
   bool found = false;
   for (const Json& segment : tree["segments"]) {
     if (segment["stream"] != 3) continue;

@@ -256,6 +256,7 @@ TEST_F(LeasedTest, OperatorsTrimLimitRecordAndLook) {
   ASSERT_OK_AND_ASSIGN(const uint64_t trimmed, raw.TrimSession(Ref("operated")));
   EXPECT_EQ(trimmed, 30_MiB);
   EXPECT_EQ(Listed("operated").reserved_bytes(), 2_MiB);
+  EXPECT_EQ(Listed("operated").stats().num_device_free(), 1u) << "the figures come before the answer";
 
   ASSERT_OK_AND_ASSIGN(const std::vector<v1::GetSnapshotResponse> parts, raw.GetSnapshot(Ref("operated"), 0));
   ASSERT_EQ(parts.size(), 1u);
