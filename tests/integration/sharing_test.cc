@@ -389,5 +389,20 @@ TEST_F(SharingTest, SeveralDevicesAreSeparate) {
   EXPECT_EQ(second.allocated_bytes.all.current, 0u);
 }
 
+TEST_F(SharingTest, OnlyTheDeviceThatLacksMemoryIsAskedForIt) {
+  if (OnCuda() && !OnSubstitute()) GTEST_SKIP() << "needs two devices";
+  ASSERT_OK(StartDaemon({.devices = 2}));
+  ASSERT_OK_AND_ASSIGN(RawClient raw, RawClient::Connect(dir()));
+  ASSERT_OK_AND_ASSIGN(Client holder, Connect("holder"));
+  for (const int device : {0, 1}) EXPECT_OK(holder.Allocate(200_MiB, device)) << "stays in the cache";
+  ASSERT_OK_AND_ASSIGN(const v1::Session before, raw.GetSession(Ref("holder")));
+  EXPECT_EQ(before.devices(1).idle_bytes(), 200_MiB) << "the daemon goes by what it knows";
+  ASSERT_OK_AND_ASSIGN(Client taker, Connect("taker"));
+  EXPECT_OK(taker.Allocate(100_MiB, 1));
+  ASSERT_OK_AND_ASSIGN(const v1::Session after, raw.GetSession(Ref("holder")));
+  EXPECT_EQ(after.devices(0).reserved_bytes(), 200_MiB);
+  EXPECT_EQ(after.devices(1).reserved_bytes(), 0u);
+}
+
 }  // namespace
 }  // namespace vrambroker::testing_support
