@@ -246,6 +246,20 @@ TEST_F(KeptSettingsTest, ASessionWithoutRoomForTheGuaranteeOfItsClientGoesOn) {
   EXPECT_TRUE(WaitFor([&] { return Session("guaranteed").devices(0).guarantee_bytes() == 20_MiB; }));
 }
 
+// The client names its earlier session: a new session would be refused.
+TEST_F(KeptSettingsTest, ALeasingSessionWithoutRoomForTheGuaranteeOfItsRuleGoesOn) {
+  ASSERT_OK_AND_ASSIGN(ClientProcess guaranteed, ConnectProcess("guaranteed"));
+  EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 20_MiB);
+  guaranteed.process().Signal(SIGSTOP);
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+  ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
+  Change({"limit", "other", "1.0"});
+  Change({"guarantee", "other", "250MiB"});
+  guaranteed.process().Signal(SIGCONT);
+  ASSERT_TRUE(WaitFor([&] { return guaranteed.Call("alloc 1000").ok(); })) << daemon_->log();
+  EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 0u);
+}
+
 // The session has no guarantee from its client or from a rule.
 TEST_F(KeptSettingsTest, ASessionWithoutAGuaranteeOfItsOwnGoesOnWithoutTheOperators) {
   ASSERT_OK_AND_ASSIGN(ClientProcess plain, ConnectProcess("plain"));
