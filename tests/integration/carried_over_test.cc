@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory that clients hold when the daemon dies, and the limits and capacity of the next daemon.
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -14,20 +16,111 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "allocator/base/bytes.h"
+#include "allocator/base/mutex.h"
 #include "tests/support/buffers.h"
 #include "tests/support/daemon_test.h"
 #include "tests/support/proxy.h"
 #include "tests/support/raw_client.h"
 #include "tests/support/test_device.h"
 #include "tests/support/util.h"
+#include "vrambroker/v1/broker.grpc.pb.h"
 
 namespace vrambroker::testing_support {
 namespace {
+
+// PlayedDaemon takes the place of a daemon that has died, opens every new session, and refuses all requests for memory.
+class PlayedDaemon final : public v1::Broker::Service {
+ public:
+  using Stream = grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>;
+
+  PlayedDaemon(const std::string& dir, const std::vector<DeviceInfo>& devices, uint64_t limit_bytes) {
+    welcome_.set_session_id(1);
+    welcome_.set_name("client");
+    welcome_.set_resume_token(std::string(16, 't'));
+    welcome_.set_takes_carried_over(true);
+    for (const DeviceInfo& device : devices) {
+      v1::Welcome::DeviceGrant& grant = *welcome_.add_devices();
+      grant.mutable_device()->set_ordinal(static_cast<uint32_t>(device.ordinal));
+      grant.mutable_device()->set_uuid(device.uuid);
+      grant.mutable_device()->set_capacity_bytes(device.capacity_bytes);
+      grant.set_limit_bytes(limit_bytes);
+    }
+    const std::string path = dir + "/vrambroker.sock";
+    std::filesystem::remove(path);
+    server_ = grpc::ServerBuilder()
+                  .AddListeningPort("unix:" + path, grpc::InsecureServerCredentials())
+                  .RegisterService(this)
+                  .BuildAndStart();
+  }
+  ~PlayedDaemon() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  // Returns the number of leases that clients asked for.
+  int leases() {
+    MutexLock lock(mu_);
+    return leases_;
+  }
+  // Asks the client of the last session, and returns the client's answer.
+  v1::Answer Ask(v1::Question question) {
+    Stream* stream = nullptr;
+    {
+      MutexLock lock(mu_);
+      question.set_question_id(++questions_);
+      stream = stream_;
+    }
+    v1::SessionResponse response;
+    *response.mutable_question() = std::move(question);
+    stream->Write(response);
+    v1::Answer answer;
+    EXPECT_TRUE(WaitFor([&] {
+      MutexLock lock(mu_);
+      answer = answer_;
+      return answer.question_id() == questions_;
+    }));
+    return answer;
+  }
+
+ private:
+  grpc::Status Session(grpc::ServerContext* /*context*/, Stream* stream) override {
+    v1::SessionRequest request;
+    while (stream->Read(&request) && !request.has_goodbye()) {
+      if (request.hello().has_resume()) return {grpc::StatusCode::NOT_FOUND, "a session of another daemon"};
+      const v1::SessionResponse response = Take(request, stream);
+      if (response.message_case() != v1::SessionResponse::MESSAGE_NOT_SET) stream->Write(response);
+    }
+    return grpc::Status::OK;
+  }
+  // Returns the response, or an empty message if the request has no response.
+  v1::SessionResponse Take(const v1::SessionRequest& request, Stream* stream) {
+    v1::SessionResponse response;
+    MutexLock lock(mu_);
+    if (request.has_hello()) {
+      *response.mutable_welcome() = welcome_;
+      stream_ = stream;
+    } else if (request.has_lease()) {
+      ++leases_;
+      response.mutable_result()->set_call_id(request.lease().call_id());
+      response.mutable_result()->mutable_error()->set_code(grpc::StatusCode::INTERNAL);
+      response.mutable_result()->mutable_error()->set_message("only played");
+    } else if (request.has_answer()) {
+      answer_ = request.answer();
+    }
+    return response;
+  }
+
+  v1::Welcome welcome_;  // constant after construction
+  Mutex mu_;
+  Stream* stream_ ABSL_GUARDED_BY(mu_) = nullptr;
+  v1::Answer answer_ ABSL_GUARDED_BY(mu_);
+  uint64_t questions_ ABSL_GUARDED_BY(mu_) = 0;
+  int leases_ ABSL_GUARDED_BY(mu_) = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
 
 class CarriedOverTest : public DaemonTest {
  protected:
@@ -402,6 +495,47 @@ TEST_F(CarriedOverTest, ALeaseDoesNotOvertakeTheListOfIt) {
   EXPECT_EQ(proxy->segment_calls(), 2);
   ASSERT_NO_FATAL_FAILURE(lease());
   EXPECT_EQ(proxy->segment_calls(), 3);
+}
+
+// The next daemon may not count memory of an earlier daemon.
+TEST_F(CarriedOverTest, TheClientHoldsItselfToItsLimit) {
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  ASSERT_OK_AND_ASSIGN(const Buffer first, client.Allocate(20_MiB));
+  ASSERT_OK_AND_ASSIGN(const Buffer second, client.Allocate(30_MiB));
+  daemon_->Kill();
+  ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
+  PlayedDaemon next(dir(), client.devices(), /*limit_bytes=*/64_MiB);
+  ASSERT_TRUE(WaitFor([&] { return client.status().ok(); })) << client.status();
+  EXPECT_STATUS(client.TryLeaseSegment(16_MiB), absl::StatusCode::kResourceExhausted,
+                "the session's limit of 64.00 MiB is used up: it holds 50.00 MiB, in part from an earlier run");
+  EXPECT_EQ(next.leases(), 0);
+  EXPECT_STATUS(client.TryLeaseSegment(14_MiB), absl::StatusCode::kInternal, "only played");
+  EXPECT_EQ(next.leases(), 1);
+}
+
+// A daemon may ask for memory of any device.
+TEST_F(CarriedOverTest, ATrimOfSeveralDevicesEndsWithTheBytesThatAreWanted) {
+  if (OnCuda() && !OnSubstitute()) GTEST_SKIP() << "needs two devices";
+  ASSERT_OK(StartDaemon({.devices = 2}));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect("client"));
+  std::vector<Buffer> buffers;
+  for (const int device : {0, 1, 1}) {
+    ASSERT_OK_AND_ASSIGN(Buffer buffer, client.Allocate(20_MiB, device));
+    buffers.push_back(std::move(buffer));
+  }
+  daemon_->Kill();
+  ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
+  PlayedDaemon next(dir(), client.devices(), /*limit_bytes=*/256_MiB);
+  ASSERT_TRUE(WaitFor([&] { return client.status().ok(); })) << client.status();
+  v1::Question stats;
+  stats.mutable_stats();
+  next.Ask(stats);  // by the answer, the client has given back all that was idle when it connected
+  buffers.clear();
+  v1::Question trim;
+  trim.mutable_trim()->set_bytes(30_MiB);
+  EXPECT_EQ(next.Ask(trim).released_bytes(), 40_MiB) << "20 MiB of the first device, then 10 MiB are missing";
+  EXPECT_EQ(client.GetMemoryStats(0)->reserved_bytes.all.current, 0u);
+  EXPECT_EQ(client.GetMemoryStats(1)->reserved_bytes.all.current, 20_MiB);
 }
 
 // Memory of clients on a GPU is not free when the daemon starts again. The capacity and the limits would shrink at each
