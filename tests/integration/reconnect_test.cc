@@ -156,7 +156,7 @@ TEST_F(ReconnectTest, FiguresThatWereLostOnTheWayAreToldAgain) {
 TEST_F(ReconnectTest, TheFiguresAreToldWithARefusal) {
   ASSERT_OK(StartDaemon());
   ASSERT_OK_AND_ASSIGN(Client client, ConnectThroughProxy());
-  const Pause pause(log_, "resumed the session");
+  const Pause paused(log_, "resumed the session");
   proxy_->Break();
   ASSERT_TRUE(WaitFor([&] { return HasSaid("resumed the session"); })) << Said();
   EXPECT_STATUS(client.LeaseSegment(kTooMuch), absl::StatusCode::kResourceExhausted, "");
@@ -175,7 +175,7 @@ TEST_F(ReconnectTest, TheNextDaemonCountsRetriesFromItsStartOn) {
   retry();
   EXPECT_EQ(client.GetMemoryStats()->num_alloc_retries, 1u);
   {
-    const Pause pause(log_, "as a new session");
+    const Pause paused(log_, "as a new session");
     daemon_->Kill();
     ASSERT_TRUE(WaitFor([&] { return absl::IsUnavailable(client.status()); }));
     ASSERT_OK(daemon_->Restart());
