@@ -444,6 +444,46 @@ TEST_F(BrokerWaitingTest, WhatIsQuarantinedDuringALookIsNotYoungerThanNothing) {
   }
 }
 
+// ---- Looks for memory carried over ----
+
+// Has a session that carries over a segment of an earlier daemon. The next look for such segments is not soon.
+class BrokerLookTest : public BrokerWaitingTest {
+ protected:
+  BrokerLookTest() {
+    BrokerOptions options;
+    options.clock = [this] { return now_; };
+    options.set_timer = [this](SteadyTime time) { timer_ = time; };
+    Make(std::move(options), {.clock = [this] { return now_; }});
+    controls_[0]->Leave({{.file_device = 1, .file_inode = 1, .bytes = 4_MiB, .holders = {{.pid = 1}}}});
+    EXPECT_TRUE(pools_[0]->FindCarriedOver().ok());
+    session_ = OpenLeasing("heir");
+    vrambroker::Leases::CarriedByDevice held;
+    held[0].push_back({.id = 1, .bytes = 4_MiB, .file_device = 1, .file_inode = 1});
+    EXPECT_TRUE(broker_->leases().DeclareCarriedOver(session_, held, /*begins=*/true, /*ends=*/true).ok());
+    EXPECT_EQ(pools_[0]->GetAccount(session_->id())->carried_over_bytes, 4_MiB);
+    Pass(std::chrono::seconds(5));
+  }
+
+  SteadyTime timer_ = SteadyTime::max();
+  SessionPtr session_;
+};
+
+TEST_F(BrokerLookTest, WhatAClientHasClosedIsLookedForSoon) {
+  const SteadyTime before = timer_;
+  ASSERT_GT(before, now_ + std::chrono::seconds(1));
+  broker_->leases().FreeCarriedOver(session_, {1});
+  EXPECT_LT(timer_, before);
+}
+
+TEST_F(BrokerLookTest, WhatADeclarationLacksIsLookedForSoon) {
+  const SteadyTime before = timer_;
+  ASSERT_GT(before, now_ + std::chrono::seconds(1));
+  ASSERT_TRUE(broker_->leases().DeclareCarriedOver(session_, {}, /*begins=*/true, /*ends=*/false).ok());
+  EXPECT_EQ(timer_, before) << "more of the declaration is to come";
+  ASSERT_TRUE(broker_->leases().DeclareCarriedOver(session_, {}, /*begins=*/false, /*ends=*/true).ok());
+  EXPECT_LT(timer_, before);
+}
+
 // ---- Asked sessions and silent sessions ----
 
 // Has a client that holds all of the device idle, and answers on the test's command.
