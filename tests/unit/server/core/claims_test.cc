@@ -186,6 +186,41 @@ TEST_F(ClaimsTest, ACutAsksForWhatIsIdleAndRefusesGrowthUntilItFits) {
   EXPECT_FALSE(Allocate(session, 2_MiB).ok());
 }
 
+// A second round before all answers would ask for memory that another session is about to give back.
+TEST_F(ClaimsTest, ACutAsksNobodyAgainBeforeAllHaveAnswered) {
+  struct Member {
+    SessionPtr session;
+    SegmentId idle{};
+    std::vector<uint64_t> asked;  // questions
+  };
+  Member quick, slow;
+  const auto answer = [&](const Member& member) {
+    (void)broker_->leases().ReturnSegments(member.session, 0, {member.idle});
+    member.session->leased()->questions().Receive(member.asked.back(), 0, /*more=*/false,
+                                                  [](ClientAnswer&) { return absl::OkStatus(); });
+  };
+  const absl::StatusOr<Claim> team = Create("team", {.limit = 60_MiB});
+  for (Member* const member : {&quick, &slow}) {
+    member->session = OpenLeasing("member", std::nullopt, In(team));
+    client_->on_ask = [&, member](uint64_t id, const ClientQuestion&) {
+      member->asked.push_back(id);
+      if (member == &quick) answer(*member);
+    };
+    const absl::StatusOr<std::vector<Lease>> leases = LeaseSegments(member->session, {6_MiB, 14_MiB});
+    ASSERT_TRUE(leases.ok()) << leases.status();
+    member->idle = leases->back().segment;
+    MemoryStats stats;
+    stats.active_bytes.all.current = 6_MiB;
+    member->session->leased()->Report(0, stats);
+  }
+  ASSERT_TRUE(Update("team", {.limit = Limit(12_MiB)}).ok());
+  EXPECT_EQ(quick.asked.size(), 1u);
+  ASSERT_EQ(slow.asked.size(), 1u);
+  answer(slow);
+  EXPECT_EQ(View("team").reserved_bytes, 12_MiB);
+  EXPECT_EQ(quick.asked.size() + slow.asked.size(), 2u) << "nothing is missing any more";
+}
+
 TEST_F(ClaimsTest, ItsPriorityIsThatOfItsSessions) {
   const absl::StatusOr<Claim> team = Create("team", {.priority = 3});
   const SessionPtr session = OpenLeasing("a", std::nullopt, In(team));
