@@ -405,7 +405,7 @@ static int take_slowly(struct account* account, uint64_t units, enum patience pa
     enum asked result = ask(account, units, patience, message);
     const uint64_t spent = now_ms() - start;
     /* Also with no time to wait: only the wait asks other programs for merely cached memory. */
-    if (result == NO_MEMORY && patience != NOW && (*waited == 0 || spent < wait_ms) && !was_interrupted()) {
+    if (result == NO_MEMORY && patience != NOW && !was_interrupted()) {
       result = wait_for(account, units, spent < wait_ms ? wait_ms - spent : 0, message);
       *waited |= result != LATER; /* else no program has been asked */
     }

@@ -310,7 +310,6 @@ absl::Status SessionClient::Reconnect() {
     link_ = *reached;
     if (stopping_) link.stream->StopWaiting();
   }
-  ReturnAgain();
   if (resumed) {
     Log(absl::StrCat("session '", link.name, "': reconnected to the daemon and resumed the session"));
     return absl::OkStatus();

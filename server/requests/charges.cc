@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/requests/charges.h"
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -122,7 +121,7 @@ absl::StatusOr<Charges::Room> Charges::GetRoom(const SessionPtr& session, uint64
   const std::optional<SegmentPool::AccountRoom> room = pools_[device]->GetRoom(session->id());
   if (!room.has_value()) return absl::AbortedError("the session has ended");
   return Room{.limit = room->account.effective_limit_bytes(),
-              .free = std::min(room->free_bytes, pools_[device]->capacity_bytes()),
+              .free = room->free_bytes,
               .charged = room->account.reserved_bytes};
 }
 
