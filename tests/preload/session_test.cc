@@ -277,19 +277,6 @@ TEST_F(PreloadSession, AProgramWaitsUntilAnotherEnds) {
   EXPECT_EQ(other.Hear(), "0");
 }
 
-// After the end of a program, the driver may have the program's memory back a moment later than the daemon.
-TEST_F(PreloadSession, AProgramThatHasWaitedAsksTheDriverAgain) {
-  StartDaemon("64MiB");
-  Program one = Run("dlsym");
-  EXPECT_EQ(one.Ask("alloc plain 60M"), "0");
-  Program other = Run("dlsym", {{"VRAMBROKER_WAIT", "10m"}, {cuda_substitute::kFaultsVariable, "cuMemAlloc:2=2"}});
-  EXPECT_EQ(other.Ask("alloc plain 2M"), "0");
-  other.Tell("alloc plain 20M");
-  ASSERT_TRUE(WaitFor([&] { return absl::StrContains(Sessions(), "20.0M"); })) << Sessions();
-  one.process().Signal(SIGKILL);
-  EXPECT_EQ(other.Hear(), "0");
-}
-
 TEST_F(PreloadSession, APoolWaitsUntilAnotherProgramEnds) {
   StartDaemon("64MiB");
   Program one = Run("dlsym");
