@@ -576,10 +576,10 @@ TEST_F(TopChangesTest, FollowsTheSizeOfTheTerminal) {
   EXPECT_TRUE(top->Shows("Nothing was done."));
   // Resizing does not close the help either; any key would.
   top->Press("h");
-  ASSERT_TRUE(top->Shows("set its limit, trim it"));
+  ASSERT_TRUE(top->Shows("set the session's limit"));
   top->Resize(40, 24);
-  EXPECT_TRUE(top->ShowsNoMore("how much of it is wasted"));
-  EXPECT_TRUE(top->Shows("set its limit, trim it"));
+  EXPECT_TRUE(top->ShowsNoMore("wasted memory"));
+  EXPECT_TRUE(top->Shows("set the session's limit"));
   top->Press("h");
   EXPECT_TRUE(top->Shows("\nh help  q quit  L limit  T trim  E end"));
   top->Press("q");
