@@ -37,7 +37,7 @@ class CommandLine {
   std::optional<std::string> GivenSession(const char* command) const;
   void AddCommandsThatShow();
   void AddCommandsThatChange();
-  void AddClaimCommands();
+  void AddClaimCommands(CLI::App* claim);
   void AddRun();
   void AddTools();
   // For run: keeps the words after "--" from CLI11. Returns the number of words left.

@@ -277,8 +277,7 @@ void SessionLimits::GiveOwed() {
     InTurn(
         of.session,
         [this, of](const Done& answered) {
-          if (!IsOwed(of.session->id())) return answered(absl::OkStatus());  // an operator has set another guarantee
-          GiveWanted(of.session, of.wished, /*asks_others=*/true, answered);
+          GiveWanted(of.session, of.wished, /*asks_others=*/true, answered);  // an operator's, if set meanwhile
         },
         [this, id = of.session->id()](const absl::Status& given) {
           MutexLock lock(owed_mu_);
@@ -288,15 +287,6 @@ void SessionLimits::GiveOwed() {
   }
 }
 
-bool SessionLimits::IsOwed(SessionId session) const {
-  MutexLock lock(owed_mu_);
-  return owed_.contains(session);
-}
-
-void SessionLimits::Forget(SessionId session) {
-  MutexLock lock(owed_mu_);
-  owed_.erase(session);
-}
 absl::Status SessionLimits::CheckWish(const Session& session, const Limit& guarantee) const {
   if (absl::Status status = CheckLimit("guarantee", guarantee); !status.ok()) return status;
   for (size_t device = 0; device < pools_.size(); ++device) {
@@ -334,10 +324,7 @@ void SessionLimits::SetGuarantee(const SessionPtr& session, const Limit& guarant
 void SessionLimits::SetGuaranteeNow(const SessionPtr& session, const Limit& guarantee, const Done& done) {
   const Attempt attempt{.takes_less = false, .asks_others = true};
   GiveGuarantee(session, guarantee, attempt, [this, session, guarantee, done](const absl::Status& given) {
-    if (given.ok()) {
-      settings_.Change(session->id(), [&](SessionSettings& set) { set.guarantee = guarantee; });
-      Forget(session->id());
-    }
+    if (given.ok()) settings_.Change(session->id(), [&](SessionSettings& set) { set.guarantee = guarantee; });
     done(given);
   });
 }

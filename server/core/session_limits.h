@@ -77,9 +77,6 @@ class SessionLimits {
   void GiveWanted(const SessionPtr& session, const std::optional<Limit>& wished, bool asks_others, const Done& done);
   // Whether the session's guarantee is at least `guarantee`.
   bool Has(const Session& session, const Limit& guarantee) const;
-  bool IsOwed(SessionId session) const ABSL_LOCKS_EXCLUDED(owed_mu_);
-  // Owes the session nothing any more.
-  void Forget(SessionId session) ABSL_LOCKS_EXCLUDED(owed_mu_);
   // Checks the client's right, by the policy, to ask for the guarantee: InvalidArgument or PermissionDenied.
   absl::Status CheckWish(const Session& session, const Limit& guarantee) const;
   struct Attempt {
@@ -114,7 +111,7 @@ class SessionLimits {
     std::optional<Limit> wished;  // by the client
     bool is_tried = false;        // an attempt is under way
   };
-  mutable Mutex owed_mu_;  // guards only owed_; no other lock is taken under it
+  Mutex owed_mu_;  // guards only owed_; no other lock is taken under it
   absl::flat_hash_map<SessionId, Owed> owed_ ABSL_GUARDED_BY(owed_mu_);
 };
 

@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,6 +44,17 @@ class KeptSettingsTest : public VramctlDaemonTest {
     daemon_->Kill();
     ASSERT_OK(daemon_->Restart());
   }
+  // Kills the daemon, and lets `other` have the limit of the whole capacity, and `guarantee`, before `stopped`
+  // processes reach the next daemon.
+  void RestartWithOther(const std::string& guarantee, const std::vector<ClientProcess*>& stopped = {}) {
+    for (ClientProcess* process : stopped) process->process().Signal(SIGSTOP);
+    ASSERT_NO_FATAL_FAILURE(KillAndRestart());
+    ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
+    other_.emplace(std::move(other));
+    Change({"limit", "other", "1.0"});
+    Change({"guarantee", "other", guarantee});
+    for (ClientProcess* process : stopped) process->process().Signal(SIGCONT);
+  }
   // Returns the daemon's view of the session; empty if the session is unknown.
   v1::Session Session(const std::string& name) {
     absl::StatusOr<RawClient> raw = RawClient::Connect(dir());
@@ -60,6 +72,9 @@ class KeptSettingsTest : public VramctlDaemonTest {
     const v1::Session session = Session(name);
     return session.devices().empty() ? 0 : session.devices(0).limit_bytes();
   }
+
+ private:
+  std::optional<ClientProcess> other_;
 };
 
 TEST_F(KeptSettingsTest, WhatAnOperatorHasSetHoldsOverRestarts) {
@@ -146,12 +161,7 @@ TEST_F(KeptSettingsTest, AGuaranteeWithoutRoomIsGivenWhenThereIsRoom) {
   ASSERT_OK_AND_ASSIGN(ClientProcess guaranteed, ConnectProcess("guaranteed"));
   Change({"guarantee", "guaranteed", "100MiB"});
   Change({"priority", "guaranteed", "3"});
-  guaranteed.process().Signal(SIGSTOP);
-  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
-  ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
-  Change({"limit", "other", "1.0"});
-  Change({"guarantee", "other", "200MiB"});
-  guaranteed.process().Signal(SIGCONT);
+  ASSERT_NO_FATAL_FAILURE(RestartWithOther("200MiB", {&guaranteed}));
   ASSERT_TRUE(IsBack("guaranteed"));
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), kNoRoom); })) << daemon_->log();
   EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 20_MiB) << "of its rule";
@@ -165,12 +175,7 @@ TEST_F(KeptSettingsTest, AnOperatorsGuaranteeTakesThePlaceOfTheEarlierOneWithout
   ASSERT_OK_AND_ASSIGN(ClientProcess one, ConnectProcess("one"));
   ASSERT_OK_AND_ASSIGN(ClientProcess two, ConnectProcess("two"));
   for (const char* session : {"one", "two"}) Change({"guarantee", session, "100MiB"});
-  for (ClientProcess* process : {&one, &two}) process->process().Signal(SIGSTOP);
-  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
-  ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
-  Change({"limit", "other", "1.0"});
-  Change({"guarantee", "other", "200MiB"});
-  for (ClientProcess* process : {&one, &two}) process->process().Signal(SIGCONT);
+  ASSERT_NO_FATAL_FAILURE(RestartWithOther("200MiB", {&one, &two}));
   for (const char* session : {"one", "two"}) ASSERT_TRUE(IsBack(session));
   Change({"guarantee", "one", "30MiB"});
   Change({"guarantee", "other", "0"});
@@ -215,12 +220,7 @@ TEST_F(KeptSettingsTest, ASessionWithoutRoomForAnyGuaranteeGoesOn) {
   Change({"guarantee", "guaranteed", "10MiB"});
   Change({"limit", "guaranteed", "15MiB"});  // lower than its rule's guarantee
   Change({"priority", "guaranteed", "3"});
-  guaranteed.process().Signal(SIGSTOP);
-  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
-  ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
-  Change({"limit", "other", "1.0"});
-  Change({"guarantee", "other", "250MiB"});
-  guaranteed.process().Signal(SIGCONT);
+  ASSERT_NO_FATAL_FAILURE(RestartWithOther("250MiB", {&guaranteed}));
   ASSERT_TRUE(IsBack("guaranteed"));
   EXPECT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), kNoRoom); })) << daemon_->log();
   EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 0u);
@@ -233,10 +233,7 @@ TEST_F(KeptSettingsTest, ASessionWithoutRoomForTheGuaranteeOfItsClientGoesOn) {
   ASSERT_OK_AND_ASSIGN(ClientProcess process, ClientProcess::Start(dir()));
   ASSERT_OK(process.Call("count_hello guaranteed -"));
   ASSERT_OK_AND_ASSIGN(const auto token, process.Call("count_token"));
-  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
-  ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
-  Change({"limit", "other", "1.0"});
-  Change({"guarantee", "other", "250MiB"});
+  ASSERT_NO_FATAL_FAILURE(RestartWithOther("250MiB"));
   EXPECT_STATUS(process.Call("count_hello guaranteed -"), absl::StatusCode::kResourceExhausted, "guarantee")
       << "a new session";
   ASSERT_OK(process.Call("count_hello guaranteed - " + token[0]));
@@ -250,12 +247,7 @@ TEST_F(KeptSettingsTest, ASessionWithoutRoomForTheGuaranteeOfItsClientGoesOn) {
 TEST_F(KeptSettingsTest, ALeasingSessionWithoutRoomForTheGuaranteeOfItsRuleGoesOn) {
   ASSERT_OK_AND_ASSIGN(ClientProcess guaranteed, ConnectProcess("guaranteed"));
   EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 20_MiB);
-  guaranteed.process().Signal(SIGSTOP);
-  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
-  ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
-  Change({"limit", "other", "1.0"});
-  Change({"guarantee", "other", "250MiB"});
-  guaranteed.process().Signal(SIGCONT);
+  ASSERT_NO_FATAL_FAILURE(RestartWithOther("250MiB", {&guaranteed}));
   ASSERT_TRUE(WaitFor([&] { return guaranteed.Call("alloc 1000").ok(); })) << daemon_->log();
   EXPECT_EQ(Session("guaranteed").devices(0).guarantee_bytes(), 0u);
 }
@@ -265,12 +257,7 @@ TEST_F(KeptSettingsTest, ASessionWithoutAGuaranteeOfItsOwnGoesOnWithoutTheOperat
   ASSERT_OK_AND_ASSIGN(ClientProcess plain, ConnectProcess("plain"));
   Change({"guarantee", "plain", "10MiB"});
   Change({"priority", "plain", "3"});
-  plain.process().Signal(SIGSTOP);
-  ASSERT_NO_FATAL_FAILURE(KillAndRestart());
-  ASSERT_OK_AND_ASSIGN(ClientProcess other, ConnectProcess("other"));
-  Change({"limit", "other", "1.0"});
-  Change({"guarantee", "other", "250MiB"});
-  plain.process().Signal(SIGCONT);
+  ASSERT_NO_FATAL_FAILURE(RestartWithOther("250MiB", {&plain}));
   ASSERT_TRUE(WaitFor([&] { return absl::StrContains(daemon_->log(), kNoRoom); })) << daemon_->log();
   EXPECT_TRUE(WaitFor([&] { return plain.Call("alloc 1000").ok(); })) << daemon_->log();
   EXPECT_EQ(Session("plain").devices(0).guarantee_bytes(), 0u);
