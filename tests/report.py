@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints run.sh's final table, why tests were skipped, and the output of failing tests: report.py FOLDER BEGAN
 
-FOLDER has `phases` (name, seconds, ok or FAILED, by tabs) and ctest's report on each preset's tests (PRESET.xml). BEGAN
-is the start of run.sh, in seconds since 1970: the build folders' .ninja_log tells the files compiled later.
+FOLDER has `phases` (name, seconds, ok or FAILED, by tabs) and ctest's reports on each preset's tests (PRESET.xml,
+PRESET-unit.xml). BEGAN is the start of run.sh, in seconds since 1970: the build folders' .ninja_log tells the files
+compiled later.
 """
 import collections
 import pathlib
@@ -12,7 +13,13 @@ import sys
 import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TESTED = {"Release tests": "ci", "AddressSanitizer and UndefinedBehaviorSanitizer tests": "asan", "ThreadSanitizer tests": "tsan"}
+TESTED = {
+    "Release tests": "ci",
+    "AddressSanitizer and UndefinedBehaviorSanitizer unit tests": "asan-unit",
+    "ThreadSanitizer unit tests": "tsan-unit",
+    "AddressSanitizer and UndefinedBehaviorSanitizer tests": "asan",
+    "ThreadSanitizer tests": "tsan",
+}
 SLOWEST = 10
 LAST_LINES, MOST_FAILURES = 40, 5
 
@@ -83,7 +90,7 @@ def print_failures(failures):
 
 def main():
     folder, began = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-    results = {preset: tests_of(folder / f"{preset}.xml") for preset in TESTED.values()}
+    results = {part: tests_of(folder / f"{part}.xml") for part in TESTED.values()}
     print("\n  TIME  TESTS  PHASE")
     total = 0
     for line in (folder / "phases").read_text(encoding="utf-8").splitlines():
@@ -91,7 +98,7 @@ def main():
         total += int(seconds)
         tests = len(results[TESTED[name]]) if name in TESTED else ""
         print(f"{clock(int(seconds)):>6}  {tests:>5}  {name}{'' if result == 'ok' else f': {result}'}")
-    everything = [(seconds, f"{preset} {name}", *rest) for preset, cases in results.items() for seconds, name, *rest in cases]
+    everything = [(seconds, f"{part} {name}", *rest) for part, cases in results.items() for seconds, name, *rest in cases]
     print(f"{clock(total):>6}  {len(everything):>5}  in all")
     print_slowest("Slowest to compile; TARGET_N.cc is several files", compiled_since(began))
     print_slowest("Slowest tests", [(seconds, name) for seconds, name, *_ in everything])

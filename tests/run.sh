@@ -67,14 +67,14 @@ configure() {
   fi
   cmake --preset "$1" -DVRAMBROKER_WERROR=$judge "${launcher[@]}" > "$work/configure.log" 2>&1 || { cat "$work/configure.log" >&2; return 1; }
 }
-# build PRESET [BUILD_OPTIONS...]: configures and builds PRESET; run_tests PRESET [CTEST_OPTIONS...]: runs PRESET's
-# tests.
+# build PRESET [BUILD_OPTIONS...]: configures and builds PRESET; run_tests PRESET PART [CTEST_OPTIONS...]: runs PRESET's
+# tests. PART names ctest's report: PRESET.xml or PRESET-unit.xml.
 build() {
   configure "$1"
   cmake --build --preset "$1" -j "$jobs" "${@:2}"
 }
 run_tests() {  # many tests wait; the sanitizers' tests are few and long, and their output may have a failure anywhere
-  (cd "build/$1" && ctest --output-on-failure --test-output-size-failed 20000000 --output-junit "$work/$1.xml" -j $((jobs + 4)) "${@:2}")
+  (cd "build/$1" && ctest --output-on-failure --test-output-size-failed 20000000 --output-junit "$work/$1$2.xml" -j $((jobs + 4)) "${@:3}")
 }
 
 start_phase "Packages"
@@ -84,7 +84,7 @@ echo "  all are installed"
 start_phase "Release build$([ "$judge" = ON ] && echo ", warnings are errors")"
 build ci
 start_phase "Release tests"
-run_tests ci
+run_tests ci ""
 if ! $all; then
   printf '\nLeft out: layout, lint, packages, containers, other Debians, Slurm, sanitizers, fuzzing. --all runs them.\n'
   exit 0
@@ -127,6 +127,14 @@ start_phase "AddressSanitizer and UndefinedBehaviorSanitizer build"
 build asan
 start_phase "ThreadSanitizer build"
 build tsan
+# Unit tests start no daemons, so they run beside the machines' daemons.
+daemons='integration|cuda|preload|fault'
+start_phase "Fuzzing"
+JOBS=$jobs tests/fuzz/run.sh 40
+start_phase "AddressSanitizer and UndefinedBehaviorSanitizer unit tests"
+run_tests asan -unit -LE "$daemons"
+start_phase "ThreadSanitizer unit tests"
+run_tests tsan -unit -LE "$daemons"
 if [ -n "$machines_pid" ]; then
   start_phase "The rest of packages, containers, other Debians, Slurm"
   code=0
@@ -137,8 +145,6 @@ if [ -n "$machines_pid" ]; then
 fi
 
 start_phase "AddressSanitizer and UndefinedBehaviorSanitizer tests"
-run_tests asan
-start_phase "Fuzzing"
-JOBS=$jobs tests/fuzz/run.sh 40
+run_tests asan "" -L "$daemons"
 start_phase "ThreadSanitizer tests"
-run_tests tsan
+run_tests tsan "" -L "$daemons"
