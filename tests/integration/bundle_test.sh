@@ -47,7 +47,7 @@ clean "$bundle/bin/vrambrokerd" --config="$bundle/share/vrambroker/vrambroker.te
 
 # outside PID: prints the process's libraries that belong neither to the bundle nor to the C library.
 outside() {
-  awk '$6 ~ /[.]so/ { sub(/^([^ ]+ +){5}/, ""); print }' "/proc/$1/maps" | sort -u | grep -vF "$bundle/lib/" \
+  grep -oE '/.*[.]so[.0-9]*$' "/proc/$1/maps" | sort -u | grep -vF "$bundle/lib/" \
     | grep -vE '/(ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv)[.]so[.][0-9]+$' || true
 }
 
