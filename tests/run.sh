@@ -73,7 +73,7 @@ build() {
   configure "$1"
   cmake --build --preset "$1" -j "$jobs" "${@:2}"
 }
-# AddressSanitizer's defaults (256 MiB of freed memory kept, 30 callers of each allocation) take nearly twice as long.
+# AddressSanitizer's defaults (256 MiB of freed memory kept, 30 callers of each allocation) take 1.2 to 1.8 times as long.
 export ASAN_OPTIONS=quarantine_size_mb=16:malloc_context_size=8
 run_tests() {  # many tests wait; the sanitizers' tests are few and long, and their output may have a failure anywhere
   (cd "build/$1" && ctest --output-on-failure --test-output-size-failed 20000000 --output-junit "$work/$1$2.xml" -j $((jobs + 4)) "${@:3}")
